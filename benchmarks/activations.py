@@ -1,4 +1,4 @@
-"""Real queries, keys and values: what every stick-breaking layer of a checkpoint sees on the standard library's text.
+"""Real queries, keys and values of every stick-breaking layer of a checkpoint, on text of the standard library.
 
 Shape suffixes: B batch, H query heads, G key/value heads, L tokens, D head_dim.
 """
@@ -65,7 +65,7 @@ def set_kernels(model: nn.Module, kernels: StickBreakingKernels) -> None:
 
 @torch.no_grad()
 def captured(model: Any, tokens: Tensor) -> list[LayerInputs]:
-    """Runs the model once and returns what each layer's attention was given."""
+    """Runs the model once and returns the inputs of each layer's attention."""
     layers: list[LayerInputs] = []
 
     def keep(mixer: StickBreakingMixer, inputs: tuple[Any, ...]) -> None:

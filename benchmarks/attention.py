@@ -1,4 +1,4 @@
-"""Stick-breaking attention beside softmax attention and other stick-breaking kernels: accuracy, speed and memory.
+"""Stick-breaking attention, softmax attention and other stick-breaking kernels: accuracy, speed and memory.
 
     python benchmarks/attention.py [--lengths 16384 65536] [--head-dims 32 64 128] [--backward] [--peer CHECKOUT]
 
@@ -53,7 +53,7 @@ def gradient_errors(kernel: Kernel, inputs: list[Tensor], d_output: Tensor) -> l
 
 
 def accurate(errors: list[float]) -> bool:
-    """Whether a kernel with these errors gets a speed. One that is not a number is too large, wherever it stands."""
+    """Whether a kernel with these errors is timed. NaN counts as too large."""
     return all(error < ERROR_LIMIT for error in errors)
 
 

@@ -1,4 +1,4 @@
-"""Stick-breaking attention on a CPU (`blockwise`) beside PyTorch's softmax attention, on the same tensors.
+"""Stick-breaking attention on a CPU (`blockwise`) and PyTorch's softmax attention, on the same tensors.
 
     OMP_NUM_THREADS=2 python benchmarks/attention_cpu.py --tokens 4096 16384 --heads 2
 

@@ -113,7 +113,7 @@ def heads_first(kernel: Kernel, tensor: Tensor) -> Tensor:
 
 
 def forward_only(attend: Attend, inputs: list[Tensor]) -> Tensor:
-    """Output alone."""
+    """Returns only the output."""
     with torch.no_grad():
         return attend(*inputs)
 

@@ -148,7 +148,7 @@ def generate(path: Path, size_bytes: int) -> None:
 
 
 def memory_of(folder: Path) -> None:
-    """Takes a generated corpus through a task and prints what memory this process held at most, in MiB."""
+    """Runs a task on a generated corpus and prints the peak memory of this process, in MiB."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

@@ -1,4 +1,4 @@
-"""Decode: one or a few queries against a long cache, as a share of the bandwidth of a copy, beside PyTorch's attention.
+"""Decode: one or a few queries against a long cache, as a share of a copy's bandwidth, and PyTorch's attention.
 
     python benchmarks/decode.py [--keys 4096 16384 65536 262144] [--head-dims 32 64 128] [--key-heads 64] [--rows 1 8]
 

@@ -214,7 +214,7 @@ def choice_seconds(lm: Any, asked: list[Instance]) -> float:
 
 
 def tokenizing_seconds(adapter: str, lm: Any, asked: list[Instance]) -> float:
-    """Of encoding alone."""
+    """Returns the seconds of encoding only."""
     if adapter == "hf":
         lm._loglikelihood_tokens = lambda pairs, **_: [(0.0, False)] * len(pairs)
         return choice_seconds(lm, asked)

@@ -223,7 +223,7 @@ def measure(row: Row) -> dict[str, float]:
 
 
 def in_fresh_process(row: Row) -> dict[str, float]:
-    """Runs one row in a process of its own."""
+    """Runs one row in a separate process."""
     command = [sys.executable, __file__, "--row", json.dumps(dataclasses.asdict(row))]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
@@ -241,7 +241,7 @@ def shape_of(name: str | None) -> dict[str, Any]:
 
 
 def rows(arguments: argparse.Namespace) -> list[Row]:
-    """The rows to measure; a question's first row is what its others are compared with."""
+    """Returns the rows to measure; the other rows of a question are compared with its first."""
     gpu = torch.cuda.is_available()
     common = {
         "length": arguments.length,
@@ -299,7 +299,7 @@ def line(row: Row, found: dict[str, float], first: dict[str, float]) -> str:
 
 
 def options() -> argparse.ArgumentParser:
-    """What to measure."""
+    """Returns the command-line options."""
     gpu = torch.cuda.is_available()
     parser = argparse.ArgumentParser()
     parser.add_argument("--questions", default=",".join(QUESTIONS))

@@ -1,4 +1,4 @@
-"""What every GPU benchmark says about its machine, and times of several kernels taken in turns."""
+"""The machine's description for every GPU benchmark, and timing of several kernels in turns."""
 
 import itertools
 import os
@@ -112,7 +112,7 @@ def matrix_throughput(dtype: torch.dtype) -> float:
 
 
 def peak_bytes(call: Call) -> int:
-    """Peak bytes of a call above what was allocated before."""
+    """Returns the peak bytes of a call above the memory allocated before."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()

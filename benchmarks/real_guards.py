@@ -38,7 +38,7 @@ import transformers
 from sbeval.model_adapters.generate.slots import served
 from sbeval.model_adapters.lm import StickBreakingLM
 from sbeval.model_adapters.prepare.change import Setting
-from sbeval.model_adapters.prepare.changes import flex, mlps, norms, rotations, seen_keys
+from sbeval.model_adapters.prepare.changes import flex, mlps, norms, rotations, visible_keys
 from sbeval.model_adapters.prepare.prepared import CHANGES
 from sbeval.model_adapters.prepare.sample import sample_tokens
 from sbeval.model_adapters.prepare.trial import Trial, rounding_limit
@@ -50,7 +50,7 @@ from sbeval.scoring.rounding import least, shares_apart
 LONG_TOKENS = 1100  # beyond the shortest text whose attention is replaced
 MOST_LAYERS = 8
 METHODS = ("self_extend:8:512", "dual_chunk:1024:256", "sink_window:4:1024")
-ON_GPU = Setting(replaces_parts=True)
+ON_GPU = Setting(replaces_modules=True)
 
 
 class Table:
@@ -74,7 +74,7 @@ class Table:
 
     @contextlib.contextmanager
     def guarded(self, guard: str) -> Iterator[None]:
-        """Turns what is raised into a row."""
+        """Turns an exception into a row."""
         began = time.perf_counter()
         try:
             yield
@@ -190,35 +190,35 @@ def part_rows(table: Table, model: Any) -> None:
 
 @torch.no_grad()
 def seen_rows(table: Table, model: Any, tokenizer: Any) -> None:
-    """What each layer's check finds at its first long text."""
+    """Adds the result of each layer's check at its first long text."""
     ratios: list[tuple[float, float]] = []
-    original = seen_keys._same
+    original = visible_keys._same
 
     def recording(attend: Any, own: Any, heads: list[torch.Tensor], mask: Any) -> bool:
         wide = [x.double() if x.dtype == torch.float64 else x.float() for x in heads]
         expected, definition = own(*wide, mask)[0], attend(*wide).transpose(1, 2)
         rounded = attend(*heads).transpose(1, 2).to(definition.dtype)
-        for rows in (slice(None), slice(-seen_keys._COMPARED_TOKENS, None)):
+        for rows in (slice(None), slice(-visible_keys._COMPARED_TOKENS, None)):
             first = (definition[:, rows] - expected[:, rows]).abs().max() / expected[:, rows].abs().max()
             second = (rounded[:, rows] - definition[:, rows]).abs().max() / definition[:, rows].abs().max()
             ratios.append((float(first), float(second)))
         return original(attend, own, heads, mask)
 
-    undo = seen_keys.see_keys(model)
+    undo = visible_keys.see_keys(model)
     if undo is None:
         table.add("seen keys", "no windows, chunks or sinks", None)
         return
     try:
-        seen_keys._same = recording
+        visible_keys._same = recording
         ids = torch.tensor(sample_tokens(tokenizer, model.get_input_embeddings().weight.shape[0], LONG_TOKENS))
         model(input_ids=ids[None].to(model.device), use_cache=False, logits_to_keep=1)
     finally:
-        seen_keys._same = original
-        notes = seen_keys.notes(model)
+        visible_keys._same = original
+        notes = visible_keys.notes(model)
         undo()
     eps = torch.finfo(model.dtype).eps
-    table.add("seen keys", "definition in fp32, largest of all layers", max(r[0] for r in ratios), seen_keys._SAME)
-    table.add("seen keys", "kernel, largest of all layers", max(r[1] for r in ratios), max(seen_keys._SAME, 8 * eps))
+    table.add("seen keys", "definition in fp32, largest of all layers", max(r[0] for r in ratios), visible_keys._SAME)
+    table.add("seen keys", "kernel, largest of all layers", max(r[1] for r in ratios), max(visible_keys._SAME, 8 * eps))
     table.add("seen keys", "layers compared", str(len(ratios) // 2), None, "; ".join(notes) or "all used")
 
 
@@ -244,7 +244,7 @@ def compared_logits(place: Any) -> Iterator[list[tuple[float, float]]]:
 
 
 def slot_rows(table: Table, model: Any, tokenizer: Any) -> None:
-    """Steps of generation beside texts read whole."""
+    """Compares decode steps with whole texts."""
     held = SimpleNamespace(model=model, tokenizer=tokenizer, mixed_precision_dtype=None)
     for guard, ask in (
         ("slots", lambda: served.why_not_model(held)),
@@ -258,7 +258,7 @@ def slot_rows(table: Table, model: Any, tokenizer: Any) -> None:
 
 
 def scorer_rows(table: Table, model: Any, tokenizer: Any) -> None:
-    """Body and head apart: the largest error beside 8 eps of the largest logit."""
+    """Compares running body and head separately: the largest error, and 8 eps of the largest logit."""
     values: list[tuple[float, float]] = []
     original = scorer.same_but_for_rounding
 
@@ -297,7 +297,7 @@ def rope_rows(table: Table, model: Any, tokenizer: Any) -> None:
 
 
 def self_test_rows(table: Table, model: Any, tokenizer: Any, device: str) -> None:
-    """The self-test as a run makes it, and what a run undoes."""
+    """Adds the self-test's result as in a run, and the changes that a run would undo."""
     lm = StickBreakingLM(model, tokenizer=tokenizer, device=device, batch_size=1)
     assert lm.session is not None
     outcome = lm.session.self_test

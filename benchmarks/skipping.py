@@ -1,4 +1,4 @@
-"""What skipping saves and changes on a trained checkpoint's real activations.
+"""The speed-up of skipping, and its changes of outputs, on real activations of a trained checkpoint.
 
     python benchmarks/skipping.py [--checkpoint FOLDER] [--length 65536] [--growth 4096 16384 65536 262144]
 
@@ -82,14 +82,14 @@ def all_layers(run: Callable[[LayerInputs], Tensor], layers: list[LayerInputs]) 
 
 
 def calls(layers: list[LayerInputs], settings: list[str]) -> dict[str, Callable[[], Any]]:
-    """What to time, by name: the kernels alone, without the time that Python takes to launch them."""
+    """Returns the kernels to time, by name, without the time of their launches from Python."""
     runs = {name: functools.partial(attend, setting=name) for name in settings} | {FLASH: softmax}
     found = {name: functools.partial(all_layers, run, layers) for name, run in runs.items()}
     return {name: graphed(call) for name, call in found.items()} if layers[0].q.is_cuda else dict(found)
 
 
 def whole(layers: list[LayerInputs], milliseconds: float) -> None:
-    """Time of all layers, and what skipping changes in their outputs."""
+    """Times all layers, and measures how skipping changes their outputs."""
     times = interleaved(calls(layers, list(SETTINGS)), milliseconds=milliseconds)
     plain = [attend(layer, "dense") for layer in layers]
     print("\nAll layers' attention. A change is that of the output against dense; its bound is threshold x max |v|.\n")
@@ -123,7 +123,7 @@ def changed_rows(found: Tensor, plain: Tensor) -> Tensor:
 
 
 def by_head(layers: list[LayerInputs], milliseconds: float) -> None:
-    """Tiles visited and times of every head alone."""
+    """Measures the visited tiles and the time of every single head."""
     print("\nBy layer and head, each timed alone. Tiles are counted from the logits: the percentage of the causal ones")
     print(f"({TILE_ROWS} x {TILE_KEYS}) visited at the exact stop and at {CHOSEN}.\n")
     times_of = f"dense ms | exact ms | {CHOSEN} ms | flash ms | x dense | x flash"
@@ -159,7 +159,7 @@ def growth(model: Any, tokenizer: Any, lengths: list[int], milliseconds: float) 
 
 
 def by_window(model: Any, tokenizer: Any, length: int, windows: int, milliseconds: float) -> None:
-    """Times of all layers on several windows of the text: what is skipped depends on what is read."""
+    """Times all layers on several windows of the text, since skipping depends on the text."""
     names = [name for name in SETTINGS if name != "dense"]
     print("\nAll layers' attention, other windows of the text: time of dense over each setting's, and over it that of")
     print(f"{FLASH}; percentages of the causal tiles ({TILE_ROWS} x {TILE_KEYS}) visited.\n")
@@ -211,7 +211,7 @@ def scoring(model: Any, tokens: Tensor, milliseconds: float) -> None:
 
 
 def changes_of_nll(checkpoint: Path, tokenizer: Any, device: str, length: int, windows: int) -> None:
-    """What each threshold changes in the NLL of several windows, in fp32 and in the GPU's bf16."""
+    """Measures how each threshold changes the NLL of several windows, in fp32 and in bf16."""
     numbers = range(windows)
     print(
         f"\nThe NLL of {windows} windows of {length} tokens, nats a token: its change against dense, mean over windows"

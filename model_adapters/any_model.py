@@ -3,7 +3,7 @@
 The only scoring method that all these models share is `_loglikelihood_tokens`. It returns the sum of the
 log-probabilities of a continuation, but not those of single tokens; these would need separate code for each inference
 engine. So a task names the positions at which sums must be separate (`cuts`), such as the end of a document. The
-targets between two cuts are a "piece": a request of its own to the model, whose context is everything before it.
+targets between two cuts are a chunk: the model scores it in a separate call, with everything before it as context.
 """
 
 import hashlib
@@ -33,12 +33,12 @@ Arguments = tuple[Any, ...]
 Load = Callable[..., TargetSequence]
 
 
-class _Piece(NamedTuple):
+class _Chunk(NamedTuple):
     """Consecutive targets, numbers `first` to `stop` - 1, of the request with these `arguments`.
 
-    `context` is the number of tokens before the targets, and `tokens` the number of all tokens. Pieces with the same
+    `context` is the number of tokens before the targets, and `tokens` the number of all tokens. Chunks with the same
     tokens but another number of targets have different `turn`s and so run in different calls: within one call, `hf`
-    would answer one piece with the logits of the other.
+    would answer one chunk with the logits of the other.
     """
 
     arguments: Arguments
@@ -84,48 +84,48 @@ def _answers(
 ) -> list[tuple[NDArray[np.float32], NDArray[np.bool_]]]:
     """Returns, for each request, the log-probabilities of its targets and whether they are the most probable tokens.
 
-    Equal requests and equal pieces are scored once.
+    Equal requests and equal chunks are scored once.
     """
     backend = Backend.of(lm)
     cuts: dict[Arguments, set[int]] = defaultdict(set)
     for request in requests:
         cuts[tuple(request.args)].update(request.cuts())
-    names, pieces = _plan(cuts, load)
-    scores = {name: stored for name in pieces if (stored := backend.kept(name)) is not None}
-    unscored = {name: piece for name, piece in pieces.items() if name not in scores}
-    backend.check_room(max((piece.tokens for piece in unscored.values()), default=0))
+    names, chunks = _plan(cuts, load)
+    scores = {name: stored for name in chunks if (stored := backend.cached_score(name)) is not None}
+    unscored = {name: chunk for name, chunk in chunks.items() if name not in scores}
+    backend.check_room(max((chunk.tokens for chunk in unscored.values()), default=0))
     askers = {tuple(request.args): request_name(request) for request in reversed(requests)}
     logger.info(
         "%s: %d windows need %d requests with %s tokens in total; %d more requests are answered by --use_cache",
-        *(backend.name, len(cuts), len(unscored), f"{sum(piece.tokens for piece in unscored.values()):,}", len(scores)),
+        *(backend.name, len(cuts), len(unscored), f"{sum(chunk.tokens for chunk in unscored.values()):,}", len(scores)),
     )
     rope = rope_entries(getattr(backend.config(), "rope_parameters", None))
-    if len(pieces) > len(cuts) and any(kind_of(entry) in LENGTH_DEPENDENT for entry in rope.values()):
+    if len(chunks) > len(cuts) and any(kind_of(entry) in LENGTH_DEPENDENT for entry in rope.values()):
         logger.warning(
-            "the model's RoPE depends on the input's length: pieces before the last are scored as shorter inputs"
+            "the model's RoPE depends on the input's length: chunks before the last are scored as shorter inputs"
         )
     for call in _calls(unscored):
         sequences = [load(*unscored[name].arguments) for name in call]
         texts = [
-            (of.inputs_L[: piece.context].tolist(), of.targets_T[piece.first : piece.stop].tolist())
-            for of, piece in zip(sequences, map(unscored.__getitem__, call), strict=True)
+            (of.inputs_L[: chunk.context].tolist(), of.targets_T[chunk.first : chunk.stop].tolist())
+            for of, chunk in zip(sequences, map(unscored.__getitem__, call), strict=True)
         ]
         named = {name: askers[unscored[name].arguments] for name in call}
-        scores |= backend.score(dict(zip(call, texts, strict=True)), named, len(scores), len(pieces), quiet=quiet)
-    counts = {name: piece.stop - piece.first for name, piece in pieces.items()}
+        scores |= backend.score(dict(zip(call, texts, strict=True)), named, len(scores), len(chunks), quiet=quiet)
+    counts = {name: chunk.stop - chunk.first for name, chunk in chunks.items()}
     answers = {}
     for arguments, of_request in names.items():
         sums, greedy = zip(*map(scores.__getitem__, of_request), strict=True)
-        targets = [counts[name] for name in of_request]  # each target gets an equal part of the sum of its piece
+        targets = [counts[name] for name in of_request]  # each target gets an equal part of the sum of its chunk
         shares = np.divide(sums, targets).astype(np.float32)
         answers[arguments] = (np.repeat(shares, targets), np.repeat(np.array(greedy), targets))
     return [answers[tuple(request.args)] for request in requests]
 
 
-def _plan(cuts: Mapping[Arguments, Iterable[int]], load: Load) -> tuple[dict[Arguments, list[str]], dict[str, _Piece]]:
-    """Returns the names of each request's pieces, and the pieces by name; a name is a hash of the piece's tokens."""
+def _plan(cuts: Mapping[Arguments, Iterable[int]], load: Load) -> tuple[dict[Arguments, list[str]], dict[str, _Chunk]]:
+    """Returns the names of each request's chunks, and the chunks by name; a name is a hash of the chunk's tokens."""
     names: dict[Arguments, list[str]] = defaultdict(list)
-    pieces: dict[str, _Piece] = {}
+    chunks: dict[str, _Chunk] = {}
     contexts: dict[str, list[int]] = defaultdict(list)
     for arguments, places in cuts.items():
         inputs, positions, targets = load(*arguments)
@@ -140,14 +140,14 @@ def _plan(cuts: Mapping[Arguments, Iterable[int]], load: Load) -> tuple[dict[Arg
             name = f"{tokens_hash}:{context}:{targets[stop - 1]}"
             names[arguments].append(name)
             turn = contexts[tokens_hash].index(context)
-            pieces.setdefault(name, _Piece(arguments, first, stop, context, context + stop - first, turn))
-    return names, pieces
+            chunks.setdefault(name, _Chunk(arguments, first, stop, context, context + stop - first, turn))
+    return names, chunks
 
 
-def _calls(pieces: Mapping[str, _Piece]) -> Iterator[list[str]]:
-    """Yields, for each call of the model, the names of the pieces to score in it, longest pieces first."""
-    order = sorted(pieces, key=lambda name: (pieces[name].turn, -pieces[name].tokens))
-    ends = itertools.accumulate(pieces[name].tokens for name in order)
-    call_of = {name: (pieces[name].turn, end // _TOKENS_A_CALL) for name, end in zip(order, ends, strict=True)}
+def _calls(chunks: Mapping[str, _Chunk]) -> Iterator[list[str]]:
+    """Yields, for each call of the model, the names of the chunks to score in it, longest chunks first."""
+    order = sorted(chunks, key=lambda name: (chunks[name].turn, -chunks[name].tokens))
+    ends = itertools.accumulate(chunks[name].tokens for name in order)
+    call_of = {name: (chunks[name].turn, end // _TOKENS_A_CALL) for name, end in zip(order, ends, strict=True)}
     for _, call in itertools.groupby(order, key=call_of.__getitem__):
         yield list(call)

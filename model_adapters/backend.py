@@ -1,7 +1,7 @@
 """An lm-eval model that scores tokens (`hf`, `vllm`, a server): its calls, limits, response cache and record.
 
-A piece is one request to the model: a context and a continuation, as tokens. Its score is stored in lm-eval's response
-cache under a hash of the tokens and of the model, so a run that is repeated after a failure requests no piece twice.
+A chunk is one request to the model: a context and a continuation, as tokens. Its score is stored in lm-eval's response
+cache under a hash of the tokens and of the model, so a run that is repeated after a failure requests no chunk twice.
 The model `sb` instead checks once that the whole cache file was made with its settings. That is impossible here, since
 lm-eval writes the answers of other tasks into the file before this module is called. lm-eval sums log-probabilities
 without checking them; `sbeval.scoring.returned` refuses answers that cannot be right.
@@ -86,15 +86,15 @@ class Backend:
         lm.get_model_info = lambda: {**described(), "sbeval": backend.record().to_json()}
         return backend
 
-    def kept(self, name: str) -> Score | None:
-        """Returns the score of a piece from the response cache, None if the cache does not hold it for this model."""
+    def cached_score(self, name: str) -> Score | None:
+        """Returns the score of a chunk from the response cache, None if the cache does not hold it for this model."""
         database = self.lm.cache_hook.dbdict
         score = None if database is None else database.get(hash_args(_KIND, self._key(name)))
         # lm-eval stores scores before they are checked here, so a value that cannot be a log-probability is ignored
         return score if score is not None and -math.inf < score[0] <= ROUNDING_NATS else None
 
     def check_room(self, tokens: int) -> None:
-        """Refuses pieces whose beginning lm-eval would cut off; `tokens` is the length of context and continuation."""
+        """Refuses chunks whose beginning lm-eval would cut off; `tokens` is the length of context and continuation."""
         kinds = [kind.__name__ for kind in type(self.lm).__mro__]
         spare = next((_SPARE[kind] for kind in kinds if kind in _SPARE), 0)
         longest = getattr(self.lm, "max_length", None)
@@ -116,11 +116,11 @@ class Backend:
         *,
         quiet: bool,
     ) -> dict[str, Score]:
-        """Scores pieces in one call of the model, and returns the scores by the name of the piece.
+        """Scores chunks in one call of the model, and returns the scores by the name of the chunk.
 
         Raises:
             UserError: the model failed or returned an impossible answer. The message names the request and says how
-                many pieces are cached.
+                many chunks are cached.
         """
         batch, hook = [(self._key(name), *pair) for name, pair in texts.items()], self.lm.cache_hook
         in_float32 = (
@@ -144,7 +144,7 @@ class Backend:
         except Exception as error:  # raised by a server, an engine, or lm-eval for an answer that it cannot parse
             reason = USERINFO.sub("", first_line(error))
             message = f"Expected {self.name} to score tokens, found {type(error).__name__} ({reason})"
-            answered += sum(self.kept(name) is not None for name in texts)
+            answered += sum(self.cached_score(name) is not None for name in texts)
             progress = f"{answered} of {planned} answers are kept by --use_cache; the same command goes on after them"
             if hook.dbdict is None:
                 progress = (
@@ -159,7 +159,7 @@ class Backend:
         self.seconds += time.perf_counter() - began
         self.tokens += sum(map(len, (tokens for pair in texts.values() for tokens in pair)))
         for name, score in scores.items():
-            if hook.dbdict is not None and math.isfinite(score[0]) and self.kept(name) is None:
+            if hook.dbdict is not None and math.isfinite(score[0]) and self.cached_score(name) is None:
                 hook.add_partial(_KIND, self._key(name), score)
         return scores
 
@@ -206,7 +206,7 @@ class Backend:
         return {**names, "sentence": f"{facts}; {self.name} decides what it adds to prompts of text"}
 
     def _key(self, name: str) -> tuple[str, str]:
-        """Returns the key of a piece in the response cache.
+        """Returns the key of a chunk in the response cache.
 
         It contains a hash of the model; for a server, a hash of its address, model name and tokenizer.
         """

@@ -94,7 +94,7 @@ class StickBreakingLM(OpeningLM):
         """Answers each `AttentionSpanRequest` with the effective attention spans of every layer and head."""
         return score.attention_span(self._causal(ATTENTION_SPAN), requests, quiet=disable_tqdm)
 
-    def tell(self, requests: list[Instance], answers: list[str]) -> None:
+    def count_answers(self, requests: list[Instance], answers: list[str]) -> None:
         """Counts the answers of `generate_until`, including those that lm-eval took from its response cache."""
         if self.session is not None:
             generate.count_answers(self.session, requests, answers)

@@ -56,7 +56,7 @@ class AdapterOptions(Settings):
     )
     extrapolation: Annotated[Any, Expected("a method such as self_extend:8:512", _extrapolation)] | None = Field(
         default=None,
-        description="How models with RoPE read beyond their training length: "
+        description="Method for RoPE models beyond their training length: "
         "self_extend:GROUP:WINDOW, dual_chunk:CHUNK:LOCAL, sink_window:SINK:WINDOW (tokens), log_length or "
         "longrope:FILE.",
     )
@@ -75,7 +75,7 @@ class AdapterOptions(Settings):
         "kernels=reference, which visits every key.",
     )
     max_batch_tokens: Tokens | None = Field(
-        default=None, description="Most input tokens in a batch, padding included; None chooses by device."
+        default=None, description="Largest number of input tokens in a batch, padding included; None chooses by device."
     )
     kv_expand: KvExpand = Field(
         default="auto", description="How grouped key/value heads of released checkpoints are laid out."
@@ -88,12 +88,12 @@ class AdapterOptions(Settings):
     )
     truncation: Truncation = Field(
         default="left",
-        description="Prompts that do not fit beside the generation budget are cut on the left, or are an error.",
+        description="Whether a prompt that does not fit with the generation budget is cut on the left or an error.",
     )
     template_suffix: TemplateSuffix = Field(
         default="drop",
-        description="Whether tokens that the tokenizer adds behind every text, such as EOS, are kept behind prompts "
-        'and contexts. "keep" gives the numbers of `hf`, which reads them between a prompt and its answer.',
+        description="Whether tokens that the tokenizer adds after every text, such as EOS, are kept after prompts and "
+        'contexts. "keep" gives the numbers of `hf`, which reads them between a prompt and its answer.',
     )
 
     draft_tokens: Annotated[
@@ -101,29 +101,30 @@ class AdapterOptions(Settings):
         whole(0, f"a whole number from 0 to {MOST_DRAFT_TOKENS}", most=MOST_DRAFT_TOKENS, hint="; 0 looks nothing up"),
     ] = Field(
         default=0,
-        description="Tokens that greedy generation looks up in the text and verifies in one decode step; answers in "
-        "fp32 do not change; for models of this family without sliding windows.",
+        description="Prompt-lookup decoding: number of draft tokens that greedy generation copies from earlier text "
+        "and verifies in one decode step. Answers in fp32 do not change. Only for models of this family without "
+        "sliding windows.",
     )
     context_parallel: Annotated[int, whole(1, "a whole number of processes from 1")] = Field(
         default=1,
-        description="Processes that together score a window, or prefill a prompt, that fills a batch by itself "
-        "(max_batch_tokens), each a part of its tokens; for models of this family, under torchrun or accelerate.",
+        description="Number of ranks that share a window or prompt that fills a batch by itself (max_batch_tokens); "
+        "each rank gets a part of its tokens. Only for models of this family, under torchrun or accelerate.",
     )
     non_finite: NonFinite = Field(
         default="error",
-        description="If the model's logits are NaN or infinite: an error that names the request, or null "
-        "(NaN) in every metric that rests on its answer.",
+        description="What happens if logits are NaN or infinite: error ends the run and names the request, null gives "
+        "NaN in every metric that rests on its answer.",
     )
     thinking_tokens: Tokens | None = Field(
         default=None,
-        description="Most tokens of thinking before each answer, in addition to the answer's own budget; then the "
-        "model is made to answer. None generates only the answer.",
+        description="Largest number of thinking tokens before each answer, in addition to the answer's own budget; "
+        "then the end of thinking is inserted. None generates only the answer.",
     )
     self_test: Flag = Field(
         default=True,
-        description="Whether a self-test of a few tens of tokens decides, before the first answer, if the model may "
-        "run in batches, with padding, with a KV cache and with its attention implementation, and whether some rows "
-        "of the run's own batches are read again alone; not for models of this family.",
+        description="Whether a self-test on a few tens of tokens decides, before the first answer, if the model may "
+        "run in batches, with padding, with a KV cache and with its attention implementation. It also scores some rows "
+        "of the run's own batches again, one at a time. Not for models of this family.",
     )
 
     @property

@@ -30,10 +30,10 @@ from sbeval.fingerprint.checkpoint import checkpoint_parts, weights_sha256
 from sbeval.fingerprint.parts import Parts, changes, named, short_sha256, shortened, versions
 from sbeval.fingerprint.tasks import CACHE_ARGUMENTS
 from sbeval.foreign_files import fits, read_json_object
-from sbeval.model_adapters.open.errors import in_one_sentence
+from sbeval.model_adapters.open.errors import explaining_load_errors
 from sbeval.model_adapters.open.opened import Opened
 from sbeval.model_adapters.open.tokenizer import added_to_texts
-from sbeval.model_adapters.prepare.changes.seen_keys import attention_before
+from sbeval.model_adapters.prepare.changes.visible_keys import attention_before
 from sbeval.model_adapters.prepare.prepared import Prepared
 from sbeval.model_adapters.session import Session
 from sbeval.models.config import WITH_ENTMAX
@@ -246,7 +246,7 @@ def run_settings(session: Session) -> dict[str, Any]:
         UserError: a file of the checkpoint cannot be read.
     """
     opened, rope = session.opened, session.rope
-    with in_one_sentence(opened.source, "files that can be read for --use_cache"):
+    with explaining_load_errors(opened.source, "files that can be read for --use_cache"):
         parts = opened_parts(opened)
     options, model, mixed = opened.options, opened.model, opened.mixed_precision_dtype
     passed = {name: _json_ready(value) for name, value in sorted(opened.arguments.items()) if name not in APART}

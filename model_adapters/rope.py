@@ -23,12 +23,12 @@ from sbeval.errors import UserError, first_line
 from sbeval.model_adapters.generate.slots.stepper import sliding_windows
 from sbeval.model_adapters.prepare.changes.long_attention import with_attention
 from sbeval.model_adapters.prepare.changes.rotations import turns_halves
-from sbeval.model_adapters.prepare.replacing import Changes, held, with_name
+from sbeval.model_adapters.prepare.replacing import Changes, temporary_attributes, with_name
 from sbeval.model_adapters.prepare.sample import sample_tokens
 from sbeval.model_adapters.prepare.trial import same_logits
 from sbeval.models import SbevalModel
 from sbeval.models.extrapolation import ExtrapolatedAttention, Extrapolation
-from sbeval.models.rope import RopeFrequencies, held_rope_frequencies
+from sbeval.models.rope import RopeFrequencies, setting_rope_frequencies
 from sbeval.rope_parameters import GLOBAL_LAYERS, LENGTH_DEPENDENT, kind_of, rope_entries
 
 _SAMPLE_TOKENS = 8
@@ -65,7 +65,7 @@ class RequestRope:
             scaling, extrapolation = extrapolation, None
         self._scaling = scaling
         self._held = functools.partial(
-            held_rope_frequencies, model, scaling=scaling, original_length_tokens=original_length_tokens
+            setting_rope_frequencies, model, scaling=scaling, original_length_tokens=original_length_tokens
         )
         self.in_force = _in_force(model, scaling)
         self.by_length = any(kind_of(entry) in LENGTH_DEPENDENT for entry in rope_entries(self.in_force).values())
@@ -94,7 +94,7 @@ class RequestRope:
         with contextlib.ExitStack() as stack:
             if self._scaling is not None or self.by_length:
                 stack.enter_context(self._held(length_tokens=length_tokens))
-            stack.enter_context(held(self._changes))
+            stack.enter_context(temporary_attributes(self._changes))
             yield
 
     @torch.no_grad()
@@ -109,7 +109,7 @@ class RequestRope:
                 pass
             tokens = _sample(model, tokenizer, _SAMPLE_TOKENS)
             expected = model(input_ids=tokens, use_cache=False).logits
-            with held_rope_frequencies(model, 1, {"rope_type": "linear", "factor": 3.7}):
+            with setting_rope_frequencies(model, 1, {"rope_type": "linear", "factor": 3.7}):
                 same = torch.equal(model(input_ids=tokens, use_cache=False).logits, expected)
             fault = f"rope_scaling does not change the logits of {type(model).__name__}" if same else ""
         except UserError:
@@ -145,7 +145,7 @@ def extrapolating(model: nn.Module, method: Extrapolation, tokenizer: Any = None
             "or other caches: remove extrapolation from --model_args."
         )
     changes: Changes = [
-        (module, {"held_extrapolation": method})
+        (module, {"current_extrapolation": method})
         for module in model.modules()
         if isinstance(module, SbevalModel) and module.config.rope_parameters is not None
     ]
@@ -226,13 +226,13 @@ def _starts(mask_B1QK: Any) -> Tensor | None:
             "another: pass attn_implementation=sdpa in --model_args."
         )
     newest_BK = mask_B1QK[:, 0, -1]
-    seen_BK = newest_BK if newest_BK.dtype == torch.bool else newest_BK == 0
-    if not bool(seen_BK[:, -1].all()):
+    visible_BK = newest_BK if newest_BK.dtype == torch.bool else newest_BK == 0
+    if not bool(visible_BK[:, -1].all()):
         raise UserError(
             "extrapolation needs a KV cache that holds only the text, and this one has room behind the text: leave "
             "cache_implementation out."
         )
-    start_B = seen_BK.to(torch.int8).argmax(-1)
+    start_B = visible_BK.to(torch.int8).argmax(-1)
     return start_B if bool(start_B.any()) else None
 
 
@@ -249,7 +249,7 @@ def _check_short_text(model: Any, changes: Changes, method: Extrapolation, token
         logits: Tensor = model(input_ids=tokens, use_cache=False).logits
         return logits[0]
 
-    with held(changes):
+    with temporary_attributes(changes):
         extrapolated = read()
     if not same_logits(model, read, extrapolated):
         raise UserError(

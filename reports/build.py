@@ -15,7 +15,7 @@ from sbeval.errors import UserError, visible
 from sbeval.hub_names import local_path
 from sbeval.keeping.writing import alone_in, whole_file, written_beside
 from sbeval.reports.analyse.claims import all_claims
-from sbeval.reports.analyse.findings import find
+from sbeval.reports.analyse.findings import model_findings
 from sbeval.reports.analyse.one_number import curve_numbers, tabulate_numbers
 from sbeval.reports.analyse.overview import BRACKETS, caveats, dropped_lengths, headings, side_by_side
 from sbeval.reports.analyse.ruler import apart, effective_sentences, filled_by, missing_tasks, rate_ruler
@@ -44,7 +44,7 @@ from sbeval.reports.read.results import Results, tabulate_measurements
 from sbeval.reports.read.runs import read_run
 from sbeval.reports.read.samples import DOCUMENT_SUMS, SAMPLE_SCORES
 from sbeval.reports.section import Cell, Material, Publish, Report, Table
-from sbeval.reports.write.exports import MANIFEST, TABLE_FILES, add_manifest, refuse_others, write_tables
+from sbeval.reports.write.exports import MANIFEST, TABLE_FILES, add_manifest, refuse_foreign_files, write_tables
 from sbeval.reports.write.html import write_page
 from sbeval.reports.write.paper import FIGURES, TABLES, write_paper
 
@@ -114,7 +114,7 @@ def assemble(
     many = len(models) > _CARDS_AT_MOST
     return Report(
         overview=tuple(sentences),
-        findings=tuple(find(models, claims, effective_sentences(rated))),
+        findings=tuple(model_findings(models, claims, effective_sentences(rated))),
         caveats=tuple(caveats(claims, missing, apart(rated.scores), filled_by(models), dropped_lengths(models))),
         overview_table=_overview_table(side_by_side_rows, on_page=many) if side_by_side_rows else None,
         sections=tuple(section for section in sections if section is not None),
@@ -224,7 +224,7 @@ def build_report(
     if not replace:
         check_output_folder(output_dir)
         if paper_folder is not None:
-            refuse_others(paper_folder, (FIGURES, TABLES))
+            refuse_foreign_files(paper_folder, (FIGURES, TABLES))
     loaded = load_results(paths, labels=labels)
     check_labels(loaded, labels or {})
     every_seed = restrict(loaded, only)
@@ -300,4 +300,4 @@ def check_output_folder(folder: Place) -> None:
     Raises:
         UserError: a file with the name of a new file was not written by a report, or was changed since.
     """
-    refuse_others(local_path(folder), (*TABLE_FILES, PAGE))
+    refuse_foreign_files(local_path(folder), (*TABLE_FILES, PAGE))

@@ -60,7 +60,7 @@ class Gate(NamedTuple):
 
     def text(self) -> str:
         """Returns the verdicts as lines of text for a terminal."""
-        first = f"{self.candidate} against {self.reference}; above zero is worse; 95% intervals that hold at once"
+        first = f"{self.candidate} against {self.reference}; above zero is worse; simultaneous 95% intervals"
         return "\n".join([first, *(judged.text for judged in self.judged), f"all rules: {self.verdict}"])
 
 
@@ -132,7 +132,7 @@ def _judge_text(rule: "Rule", differences: Sequence[Difference], obstacles: Sequ
         remedy = f"add metric: {_BITS_METRIC} to the rule" if unit == NATS else "leave out the metric of the rule"
         whose = OTHER_TOKENIZERS if unit == NATS else "the tokenizers are the same"
         return judge(rule, _name(rule), None, f"{whose}, and the unit is {here[-1].unit}: {remedy}", comparable=False)
-    reason = " ".join(obstacles) or "not measured at this length by both"
+    reason = " ".join(obstacles) or "not measured at this length by both models"
     return judge(rule, _name(rule), None, reason, comparable=OTHER_TOKENIZERS not in reason or bool(differences))
 
 
@@ -227,7 +227,6 @@ def judge_command(
         print("\n".join(["", *failed]) if failed else "\nnothing is worse beyond what is allowed")
     if fail_if_worse and not comparison.can_be_judged:
         raise UserError(
-            "--fail-if-worse needs results on 20 documents or more, and there are fewer, so nothing can be judged: "
-            "evaluate more text."
+            "--fail-if-worse needs at least 20 documents or samples, and these results have fewer: evaluate more text."
         )
     return int(fail_if_worse and comparison.worse)

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 BEYOND = "mean change beyond the training length"
 OVER_OCTAVES = "mean over octaves"
-_FEW = f"intervals need {MINIMUM_CLUSTERS} documents or samples that both have"
-_DOUBTFUL = f"the documents differ much in size, so that 95% are {UNEVEN_COVERAGE}"
+_FEW = f"intervals need {MINIMUM_CLUSTERS} documents or samples that both models share"
+_DOUBTFUL = f"the documents differ much in size, so 95% bands cover {UNEVEN_COVERAGE} in simulations"
 Verdict = Literal["pass", "fail", "not enough data", "not comparable"]
 
 
@@ -167,7 +167,7 @@ class Comparison:
     def text(self) -> str:
         """Returns the comparison as lines of text for a terminal."""
         lines = [
-            f"{self.candidate} minus {self.reference}, paired; 95% bands that hold for all numbers at once",
+            f"{self.candidate} minus {self.reference}, paired; 95% bands, simultaneous over all numbers",
             f"(worse: the whole band is beyond {self.rule.largest_change:g}, and beyond {self.rule.share_of_rise:.0%} "
             "of what the reference itself loses from its training length to there)",
         ]
@@ -175,7 +175,7 @@ class Comparison:
             documents = "1 document" if numbers[0].count == 1 else f"{numbers[0].count} documents"
             lines += ["", f"{group} ({numbers[0].unit}, {documents}; above zero is worse)"]
             if math.isnan(numbers[0].low):
-                lines.append(f"  no intervals and no verdicts: they take {MINIMUM_CLUSTERS} documents")
+                lines.append(f"  no intervals and no verdicts: they need {MINIMUM_CLUSTERS} documents")
             if numbers[0].doubtful:
                 lines.append(f"  doubtful bands: {_DOUBTFUL}")
             lines += map(self._line, numbers)

@@ -306,7 +306,7 @@ def _same_bytes(first: Measured, second: Measured, document: str) -> bool:
 def _other_tokenizers(second: Measured, documents: int) -> str:
     """Returns why two models with different tokenizers cannot be compared on a text, and a protocol that allows it."""
     among = "the one shared document" if documents == 1 else f"the {documents} shared documents"
-    reason = f"{OTHER_TOKENIZERS} and cut the text at other places: in none of {among} are the targets the same text"
+    reason = f"{OTHER_TOKENIZERS} and cut the text at other places: in none of {among} the targets are the same text"
     if second.protocol == "rolling":  # it scores every token of a document, so no other protocol would help
         return reason
     why = "a sample logs one sum over its targets, which cannot be divided where the other tokenizer cuts"

@@ -24,7 +24,7 @@ from sbeval.hub_names import local_path
 from sbeval.keeping.writing import is_new, set_aside, written_beside
 from sbeval.reports.analyse.selection import restrict
 from sbeval.reports.build import load_results
-from sbeval.reports.read.fields import shown_name
+from sbeval.reports.read.fields import display_name
 from sbeval.reports.read.results import Results, records
 from sbeval.reports.read.runs import TaskResult
 
@@ -35,7 +35,7 @@ _OFFLINE = {"wandb": " with WANDB_MODE=offline", "trackio": ""}
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 # metrics that are computed from NLL at a context length
 _DERIVED = ("token_perplexity", "byte_perplexity", "word_perplexity", "nll_change")
-_UNITS = {"nll": "NLL in nats a token, lower is better", "bits_per_byte": "bits a byte, lower is better"}
+_UNITS = {"nll": "NLL in nats per token, lower is better", "bits_per_byte": "bits per byte, lower is better"}
 
 
 def publish(
@@ -67,7 +67,7 @@ def publish(
     results = restrict(load_results(paths, labels=labels), only)
     if hub_results is not None:
         written = write_hub_results(results, hub_results, datasets=datasets or {}, replace=replace)
-        print(f"files for the hub, {len(written.files)} in all, are in {hub_results}, a folder for each model")
+        print(f"{len(written.files)} files for the hub are in {hub_results}, one folder for each model")
         if written.without_dataset:
             print(
                 f"left out, since their results name no data set of the hub: {', '.join(written.without_dataset)} "
@@ -105,7 +105,7 @@ def write_hub_results(
     if not replace and not is_new(folder):
         remedy = "name another folder, or pass --replace to move it aside"
         raise UserError(f"The folder for the hub's files, {folder}, is not empty: {remedy}.")
-    known = {shown_name(task.name): task for model in results.models for _, task in reversed(model.task_runs())}
+    known = {display_name(task.name): task for model in results.models for _, task in reversed(model.task_runs())}
     for name, dataset in datasets.items():
         if name not in known:
             raise UserError(f"The results hold no task {name!r}; their tasks are {', '.join(known)}.")

@@ -261,7 +261,7 @@ class Report:
     """The content of the page and of the Markdown, LaTeX and CSV files in the page's folder.
 
     Attributes:
-        overview: sentences that compare all models.
+        overview: the verdicts, one for each text.
         findings: a card of headline numbers and sentences for each model.
         caveats: warnings below the summary.
         overview_table: the table that compares all models; None for fewer than two models.

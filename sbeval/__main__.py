@@ -1,11 +1,11 @@
 """Entry point of the command `sbeval`, and of `python -m sbeval`, which launchers such as `accelerate launch` need."""
 
-from sbeval.processes.ending import told_in_one_sentence
+from sbeval.processes.ending import reporting_errors
 
 
 def main() -> None:
     """Runs the command; its signal handlers are installed before its imports begin."""
-    with told_in_one_sentence():
+    with reporting_errors():
         from sbeval.commands.cli import app  # imported inside the context, since a signal may arrive meanwhile
 
         app()

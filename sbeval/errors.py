@@ -97,7 +97,7 @@ def first_line(error: BaseException) -> str:
     return _cut(text, 2 * _MOST_SHOWN_CHARACTERS)
 
 
-def shown(value: Any) -> str:
+def brief(value: Any) -> str:
     """Returns a value's repr for a message: on one line, shortened if it is long."""
     try:
         text = " ".join(repr(value).split())

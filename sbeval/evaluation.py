@@ -26,7 +26,7 @@ from lm_eval.tasks import TaskManager
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainerCallback
 
 from sbeval import registered
-from sbeval.errors import UserError, shown
+from sbeval.errors import UserError, brief
 from sbeval.settings import Count, Flag, read_value
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def evaluate(
         UserError: a task, an option or a text cannot be used.
     """
     if not isinstance(model, torch.nn.Module):
-        raise UserError(f"Expected a model in memory, found {shown(model)}: load it, or use `sbeval run` for files.")
+        raise UserError(f"Expected a model in memory, found {brief(model)}: load it, or use `sbeval run` for files.")
     names = _checked(tasks, limit, metadata, model_args)
     if not (hasattr(model, "config") and hasattr(model, "device")):
         remedy = "pass the model inside it (model.module), or one of AutoModelForCausalLM"
@@ -111,9 +111,9 @@ def run_tasks(model: Any, tasks: Sequence[str], *, output: str, metadata: Mappin
     """
     tracker = EvaluationTracker(output_path=output)
     # reading the names of lm-eval's own 14,000 tasks takes seconds
-    needs_own_tasks = not all(task.startswith(registered.TASK_PREFIX) for task in tasks)
+    needs_lm_eval_tasks = not all(task.startswith(registered.TASK_PREFIX) for task in tasks)
     manager = TaskManager(
-        include_path=str(registered.tasks_folder()), include_defaults=needs_own_tasks, metadata=dict(metadata)
+        include_path=str(registered.tasks_folder()), include_defaults=needs_lm_eval_tasks, metadata=dict(metadata)
     )
     options |= {"tasks": tasks, "log_samples": True, "metadata": metadata, "task_manager": manager}
     evaluated = simple_evaluate(model, **options, evaluation_tracker=tracker)
@@ -250,7 +250,7 @@ def _restored(model: Any) -> Iterator[None]:
 def _checked(tasks: str | Sequence[str], limit: Any, metadata: Any, model_args: Any) -> list[str]:
     for name, value in {"metadata": metadata, "model_args": model_args}.items():
         if not isinstance(value, Mapping | None):
-            raise UserError(f"Expected a dictionary for {name}, found {shown(value)}: write {{name: value}}.")
+            raise UserError(f"Expected a dictionary for {name}, found {brief(value)}: write {{name: value}}.")
     if limit is not None:
         read_value(Count, limit, name="limit", source="evaluate")
     if forbidden := sorted({"pretrained", "tokenizer"} & {*(model_args or {})}):

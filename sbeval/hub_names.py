@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sbeval.errors import UserError, shown
+from sbeval.errors import UserError, brief
 
 _ASKED_FOR = "config.json"
 _MOST_SECONDS = 10.0
@@ -28,11 +28,11 @@ def local_path(value: str | Path) -> Path:
     except (FileNotFoundError, NotADirectoryError):
         pass
     except ValueError:  # NUL, or half a surrogate pair
-        raise UserError(f"Expected a path, found {shown(str(value))}, which no file can have: correct it.") from None
+        raise UserError(f"Expected a path, found {brief(str(value))}, which no file can have: correct it.") from None
     except OSError as error:
         if error.errno == errno.ELOOP:
             return Path(value).expanduser()
-        raise UserError(f"Expected a path, found {shown(str(value))} ({error.strerror}): correct it.") from None
+        raise UserError(f"Expected a path, found {brief(str(value))} ({error.strerror}): correct it.") from None
     except RuntimeError:
         raise UserError(f"Expected a home folder for {Path(value).parts[0]!r}, found none: correct the path.") from None
     return path

@@ -42,7 +42,7 @@ from types import ModuleType, SimpleNamespace, TracebackType
 from typing import Any
 
 from sbeval.errors import ENCODING, UserError, panics_as_errors
-from sbeval.registered import MODEL_NAME, TASK_PREFIX, includes_own_tasks, with_packaged_tasks
+from sbeval.registered import MODEL_NAME, TASK_PREFIX, includes_lm_eval_tasks, with_packaged_tasks
 
 MODEL_TARGET = "sbeval.model_adapters.lm:StickBreakingLM"
 ANSWERING = "sbeval.model_adapters.any_model"
@@ -89,7 +89,7 @@ def _complete_task_manager(manager: ModuleType) -> None:
         bound.apply_defaults()
         if bound.arguments["include_defaults"]:
             bound.arguments["include_path"] = with_packaged_tasks(bound.arguments["include_path"])
-            bound.arguments["include_defaults"] = includes_own_tasks()
+            bound.arguments["include_defaults"] = includes_lm_eval_tasks()
         original(*bound.args, **bound.kwargs)
 
     @functools.wraps(original_match)
@@ -132,16 +132,16 @@ def _complete_models(model: ModuleType) -> None:
         value = original(self, name)
         if name != "generate_until":
             return value
-        tell = getattr(self.lm, "tell", None)
-        if tell is None:
+        count_answers = getattr(self.lm, "count_answers", None)
+        if count_answers is None:
             return value
 
-        def generate_and_tell(requests: Sequence[Any]) -> Any:
+        def generate_and_count(requests: Sequence[Any]) -> Any:
             answers = value(requests)
-            tell(requests, answers)
+            count_answers(requests, answers)
             return answers
 
-        return generate_and_tell
+        return generate_and_count
 
     model.CachingLM.__getattr__ = get_attribute
     _answer_by_sums(model)
@@ -214,7 +214,7 @@ def _refuse_models(evaluator: ModuleType) -> None:
     evaluator.simple_evaluate = simple_evaluate  # type: ignore[attr-defined]
 
 
-def _ask_git_quietly(utils: Any) -> None:
+def _run_git_quietly(utils: Any) -> None:
     quiet_check_output = functools.partial(utils.subprocess.check_output, stderr=utils.subprocess.DEVNULL)
     utils.subprocess = SimpleNamespace(**{**vars(utils.subprocess), "check_output": quiet_check_output})
 
@@ -254,7 +254,7 @@ def _offer_attention(modeling: ModuleType) -> None:
     modeling.PreTrainedModel.get_correct_attn_implementation = get_correct_attn_implementation
 
 
-def _say_panics(backends: ModuleType) -> None:
+def _print_panics(backends: ModuleType) -> None:
     # all methods that encode text call this one
     backends.TokenizersBackend._encode_plus = panics_as_errors(ENCODING)(backends.TokenizersBackend._encode_plus)
 
@@ -264,9 +264,9 @@ def _install_excepthook() -> None:
 
     def show(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         if issubclass(kind, UserError):
-            _say(str(error))
+            _print_line(str(error))
         elif issubclass(kind, KeyboardInterrupt) and {MODEL_NAME, f"--model={MODEL_NAME}"} & {*sys.argv}:
-            _say("Ended by SIGINT; the same command can be run again.")
+            _print_line("Ended by SIGINT; the same command can be run again.")
         else:
             previous(kind, error, traceback)
 
@@ -281,10 +281,10 @@ _COMPLETIONS: dict[str, Callable[[ModuleType], None]] = {
     "lm_eval.models.gguf": _guard_gguf,
     "lm_eval.tasks.manager": _complete_task_manager,
     "lm_eval.evaluator": _refuse_models,
-    "lm_eval.loggers.utils": _ask_git_quietly,
+    "lm_eval.loggers.utils": _run_git_quietly,
     "transformers.models.auto.configuration_auto": _know_the_family,
     "transformers.modeling_utils": _offer_attention,
-    "transformers.tokenization_utils_tokenizers": _say_panics,
+    "transformers.tokenization_utils_tokenizers": _print_panics,
 }
 
 
@@ -303,7 +303,7 @@ class _CompletingFinder(importlib.abc.MetaPathFinder):
         return spec
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     """Prints a line on standard error, and ignores errors: it may be closed, full, or a pipe without a reader.
 
     The line bypasses Python's buffer. Data left in a buffer would fail again at exit, with another exit code.
@@ -329,7 +329,7 @@ def _complete_after(loader: Any, complete: Callable[[ModuleType], None]) -> None
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # SystemExit too: a program that imports lm-eval may not use sbeval
-            _say(
+            _print_line(
                 f"lm_eval goes on without the model sb or its tasks, since sbeval cannot patch {module.__name__} "
                 f"({error!a}): install sbeval again beside this lm-eval"
             )

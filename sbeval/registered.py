@@ -14,23 +14,23 @@ MODEL_NAME = "sb"
 TASKS_PACKAGE = "sbeval.tasks"
 TASK_PREFIX = "sb_"
 
-_own_tasks = True
+_includes_lm_eval_tasks = True
 
 
 @contextlib.contextmanager
 def packaged_tasks_alone() -> Iterator[None]:
     """Inside this context, lm-eval's task index contains only the packaged tasks, not lm-eval's own."""
-    global _own_tasks
-    _own_tasks = False
+    global _includes_lm_eval_tasks
+    _includes_lm_eval_tasks = False
     try:
         yield
     finally:
-        _own_tasks = True
+        _includes_lm_eval_tasks = True
 
 
-def includes_own_tasks() -> bool:
+def includes_lm_eval_tasks() -> bool:
     """Whether lm-eval's task index also contains lm-eval's own tasks (see `packaged_tasks_alone`)."""
-    return _own_tasks
+    return _includes_lm_eval_tasks
 
 
 def tasks_folder() -> Path:

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from sbeval.errors import UserError, shown
+from sbeval.errors import UserError, brief
 from sbeval.foreign_files import fits, kind_text, parse_json
 
 GLOBAL_LAYERS = "full_attention"
@@ -51,13 +51,13 @@ def parse_rope_scaling(spec: str | Mapping[str, Any]) -> dict[str, Any]:
             scaling = {"rope_type": None}
         if scaling["rope_type"] not in _BY_FACTOR:
             raise UserError(
-                f"rope_scaling must be linear:FACTOR, dynamic:FACTOR, yarn:FACTOR or a JSON object, got {shown(spec)}"
+                f"rope_scaling must be linear:FACTOR, dynamic:FACTOR, yarn:FACTOR or a JSON object, got {brief(spec)}"
             )
     else:
         try:
             scaling = dict(parse_json(spec) if isinstance(spec, str) else spec)
         except (TypeError, ValueError) as error:
-            raise UserError(f"rope_scaling is not a JSON object ({error}): {shown(spec)}") from error
+            raise UserError(f"rope_scaling is not a JSON object ({error}): {brief(spec)}") from error
         if "type" in scaling:
             scaling.setdefault("rope_type", scaling.pop("type"))
         scaling.setdefault("rope_type", "default")
@@ -67,19 +67,19 @@ def parse_rope_scaling(spec: str | Mapping[str, Any]) -> dict[str, Any]:
         known = ("default", *ROPE_INIT_FUNCTIONS)
         if scaling["rope_type"] not in known:
             raise UserError(
-                f"rope_scaling's rope_type must be one of {', '.join(known)}, got {shown(scaling['rope_type'])}"
+                f"rope_scaling's rope_type must be one of {', '.join(known)}, got {brief(scaling['rope_type'])}"
             )
     known = (*_OF_ALL, *_OF_KIND.get(scaling["rope_type"], tuple(scaling)))
     if unknown := sorted(set(scaling) - set(known)):
         raise UserError(
-            f"rope_scaling of type {scaling['rope_type']!r} takes {', '.join(known)}, got {shown(', '.join(unknown))}"
+            f"rope_scaling of type {scaling['rope_type']!r} takes {', '.join(known)}, got {brief(', '.join(unknown))}"
         )
     check_rope_values(scaling, "rope_scaling")
     scaling_factor = scaling.get("factor")
     if scaling["rope_type"] in (*_BY_FACTOR, "llama3") or scaling_factor is not None:
         is_number = isinstance(scaling_factor, int | float) and not isinstance(scaling_factor, bool)
         if not is_number or not 1 <= float(scaling_factor or 0) < float("inf"):
-            raise UserError(f"rope_scaling's factor must be a number of at least 1, got {shown(scaling_factor)}")
+            raise UserError(f"rope_scaling's factor must be a number of at least 1, got {brief(scaling_factor)}")
     return scaling
 
 
@@ -94,7 +94,7 @@ def check_rope_values(parameters: Mapping[str, Any], place: str = "the RoPE para
         parameters = {name: value for name, value in parameters.items() if value is not None}
     for name, kind in _KIND_OF_VALUE.items():
         if name in parameters and not fits(value := parameters[name], kind):
-            raise UserError(f"{name} of {place} must be of type {kind_text(kind)}, got {shown(value)}")
+            raise UserError(f"{name} of {place} must be of type {kind_text(kind)}, got {brief(value)}")
     if not parameters.get("rope_theta", 1) > 0:
         raise UserError(f"rope_theta must be above 0, got {parameters['rope_theta']}")
     if not 0 < parameters.get("partial_rotary_factor", 1) <= 1:

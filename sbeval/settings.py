@@ -19,7 +19,7 @@ from typing import Annotated, Any, Self, get_args
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import CoreSchema, PydanticCustomError, PydanticUndefined, core_schema
 
-from sbeval.errors import UserError, shown
+from sbeval.errors import UserError, brief
 from sbeval.hub_names import local_path
 
 MOST_TOKENS = 2**27
@@ -232,7 +232,7 @@ class Settings(BaseModel):
         """
         if not isinstance(values, Mapping):
             raise UserError(
-                f"Expected {place} to be a mapping of settings, found {shown(values)}: "
+                f"Expected {place} to be a mapping of settings, found {brief(values)}: "
                 f"write `key: value` lines in {source}."
             )
         try:
@@ -336,7 +336,7 @@ def _wrong_value(name: str, error: Any, source: str) -> str:
         "model_type": "a mapping of settings (`key: value` lines)",
         "tuple_type": "a list",
     }.get(error["type"], error["msg"].removeprefix("Input should be "))
-    value, action = ("none", "add") if error["input"] is None else (shown(error["input"]), "correct")
+    value, action = ("none", "add") if error["input"] is None else (brief(error["input"]), "correct")
     return f"Expected {name} to be {expected}, found {value}: {action} it{_in(source)}{context.get('hint', '')}."
 
 

@@ -1,8 +1,8 @@
-"""Loads the model's tokenizer, and counts the tokens of whole prompts and of their pieces.
+"""Loads the model's tokenizer, and counts the tokens of whole prompts and of their segments.
 
-A prompt is written from pieces, such as lines. If pieces end where the pre-tokenizer splits the text, for instance
-after a line break, then with most tokenizers the token count of a text is the sum of its pieces' counts. Each piece is
-therefore tokenised once, and the sum of the counts is an estimate of the length of a prompt.
+A prompt is written from segments, such as lines. If segments end where the pre-tokenizer splits the text, for instance
+after a line break, then with most tokenizers the token count of a text is the sum of its segments' counts. So each
+segment is tokenised once, and the sum of the counts is an estimate of the length of a prompt.
 `tasks/ruler/sizes.py` checks such estimates against whole prompts.
 """
 
@@ -46,7 +46,7 @@ class TokenCounter:
         self.special_tokens = special_tokens
         self.keeps_suffix = keeps_suffix
         self._backend: Any = getattr(tokenizer, "backend_tokenizer", None)
-        self._pieces: dict[tuple[str, str], dict[str, int]] = {}
+        self._segments: dict[tuple[str, str], dict[str, int]] = {}
 
     @functools.cached_property
     def sha256(self) -> str:
@@ -84,32 +84,32 @@ class TokenCounter:
         """Returns the token counts of whole prompts as the model sees them, BOS included, int64 [texts]."""
         return self._lengths(texts, special_tokens=True)
 
-    def count_pieces(self, pieces: Iterable[str], between: tuple[str, str] = LINES) -> NDArray[np.int64]:
-        """Returns how many tokens each piece adds inside a text, int64 [pieces]; each distinct piece is counted once.
+    def count_segments(self, segments: Iterable[str], between: tuple[str, str] = LINES) -> NDArray[np.int64]:
+        """Returns how many tokens each segment adds inside a text, int64 [segments]; equal segments are counted once.
 
-        Every piece is tokenised between the two texts of `between`, because a tokenizer may treat the start and the end
-        of a text differently.
+        Every segment is tokenised between the two texts of `between`, because a tokenizer may treat the start and the
+        end of a text differently.
         """
-        listed = list(pieces)
-        known = self._pieces.setdefault(between, {})
-        if new := [piece for piece in dict.fromkeys(listed) if piece not in known]:
+        listed = list(segments)
+        known = self._segments.setdefault(between, {})
+        if new := [segment for segment in dict.fromkeys(listed) if segment not in known]:
             before, after = between
-            lengths = self._lengths([before + piece + after for piece in ["", *new]], special_tokens=False)
+            lengths = self._lengths([before + segment + after for segment in ["", *new]], special_tokens=False)
             known.update(zip(new, (lengths[1:] - lengths[0]).tolist(), strict=True))
-        return np.array([known[piece] for piece in listed], dtype=np.int64)
+        return np.array([known[segment] for segment in listed], dtype=np.int64)
 
     def count_starts(self, starts: Iterable[str], after: str) -> NDArray[np.int64]:
         """Counts the tokens of prompts' beginnings, each followed by the text `after`, BOS included, int64 [starts]."""
         distinct = list(dict.fromkeys(starts := list(starts)))
-        extra = int(self.count_pieces([after], ("a.\n", ""))[0])
+        extra = int(self.count_segments([after], ("a.\n", ""))[0])
         counts = self._lengths([start + after for start in distinct], special_tokens=True) - extra
         by_start = dict(zip(distinct, counts.tolist(), strict=True))
         return np.array([by_start[start] for start in starts], dtype=np.int64)
 
-    def count_pool(self, pieces: Sequence[str], between: tuple[str, str] = LINES) -> NDArray[np.int64]:
-        """Counts many pieces as `count_pieces` does, int64 [pieces], and caches the counts on disk."""
-        digest = hashlib.sha256("\x1e".join([self.sha256, *between, *pieces]).encode()).hexdigest()
-        return cached_counts(digest, lambda: self.count_pieces(pieces, between))
+    def count_pool(self, segments: Sequence[str], between: tuple[str, str] = LINES) -> NDArray[np.int64]:
+        """Counts many segments as `count_segments` does, int64 [segments], and caches the counts on disk."""
+        digest = hashlib.sha256("\x1e".join([self.sha256, *between, *segments]).encode()).hexdigest()
+        return cached_counts(digest, lambda: self.count_segments(segments, between))
 
     def _lengths(self, texts: Sequence[str], *, special_tokens: bool) -> NDArray[np.int64]:
         dropped = len(self.dropped.suffix) if special_tokens else 0

@@ -1,4 +1,4 @@
-"""The product's modules and rooms import one another in one direction only, and every fault that is planted fits."""
+"""Modules and packages import each other in one direction only, and planted faults fit the code."""
 
 import ast
 

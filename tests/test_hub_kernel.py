@@ -1,4 +1,4 @@
-"""The package of the kernels hub is the one source under another name, by the hub's rules."""
+"""The package for the kernels hub has the same source under another name, and follows the hub's rules."""
 
 import ast
 import base64

@@ -165,6 +165,6 @@ def test_what_prepares_models_runs_without_lm_eval() -> None:
 
 
 def loaded_by(names: list[str], unwanted: list[str]) -> list[str]:
-    """Imports modules in a fresh process and returns those of the unwanted ones that came along."""
+    """Imports modules in a fresh process and returns the forbidden modules that were imported too."""
     imports = "\n".join(f"import {name}" for name in names)
     return run_code(f"import sys\n{imports}\nprint(*(set(sys.modules) & set({unwanted!r})), sep='\\n', end='')")

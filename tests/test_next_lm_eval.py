@@ -1,4 +1,4 @@
-"""Tells on which day the installed lm-eval has a change that its refactor to 0.5 brings, row by row of CONTRIBUTING."""
+"""Fails once the installed lm-eval has a change of its refactor to 0.5; one test for each row in CONTRIBUTING."""
 
 import dataclasses
 import importlib
@@ -32,31 +32,31 @@ def required(kind: Any) -> set[str]:
 
 LANDED: dict[str, Callable[[], bool]] = {
     "`api/task.py` is a package": lambda: hasattr(task, "__path__"),
-    "`ConfigurableTask` is `Task`": lambda: task.ConfigurableTask is task.Task,
+    "`ConfigurableTask` is an alias": lambda: task.ConfigurableTask is task.Task,
     "`Task.dataset` is loaded": lambda: isinstance(
         inspect.getattr_static(task.ConfigurableTask, "dataset", None), property
     ),
     "`construct_requests` gets": lambda: "metadata=(" not in inspect.getsource(task.Task.build_all_requests),
     "`Instance` needs": lambda: {"doc_id", "task_name"} & required(instance.Instance) != set(),
     "`Task.process_instances` scores": lambda: hasattr(task.Task, "process_instances"),
-    "`scorers/` is there": lambda: (LM_EVAL / "scorers").exists(),
+    "New `scorers/`": lambda: (LM_EVAL / "scorers").exists(),
     "`loglikelihood_rolling` gets": lambda: hasattr(task, "LoglikelihoodRollingTask"),
-    "`HFLM.gather_object` is gone": lambda: not hasattr(HFLM, "gather_object"),
+    "`evaluator_utils.torch_gather_object` replaces": lambda: not hasattr(HFLM, "gather_object"),
     "`HFLM` has no `tp_plan`": lambda: "tp_plan" not in inspect.signature(HFLM.__init__).parameters,
     "`get_sample_size` is private": lambda: not hasattr(evaluator_utils, "get_sample_size"),
     "`TaskManager.task_index` is private": lambda: not hasattr(tasks.TaskManager, "task_index"),
     "A group's members are": lambda: hasattr(TaskConfig, "_qualified_name"),
     "`api/metrics.py` is a package": lambda: hasattr(metrics, "__path__"),
-    "`config/formats/` is there": lambda: (LM_EVAL / "config" / "formats").exists(),
+    "New `config/formats/`": lambda: (LM_EVAL / "config" / "formats").exists(),
     "An empty registry": lambda: "lazy_module" in inspect.signature(registry.Registry.__init__).parameters,
-    "InfiniteBench is gone": lambda: not (LM_EVAL / "tasks" / "infinitebench").exists(),
-    "Entry points are read": looks_for_plugins,
+    "InfiniteBench and other tasks": lambda: not (LM_EVAL / "tasks" / "infinitebench").exists(),
+    "Models and tasks are found": looks_for_plugins,
 }
 
 
 def rows() -> dict[str, str]:
-    """What changes to what breaks, as CONTRIBUTING's table says it."""
-    table = CONTRIBUTING.read_text().partition("| what changes in lm-eval | what breaks here |")[2]
+    """Returns the rows of CONTRIBUTING's table: the change in lm-eval to its effect here."""
+    table = CONTRIBUTING.read_text().partition("| change in lm-eval | effect here |")[2]
     return dict(re.findall(r"^\| (?!---)(.+?) \| (.+) \|$", table, re.MULTILINE))
 
 

@@ -1,4 +1,4 @@
-"""What a wheel holds, and that it works outside the checkout."""
+"""The contents of a wheel, and that it works outside the checkout."""
 
 import json
 import re
@@ -35,7 +35,7 @@ def test_the_wheel_holds_every_module(wheel: Path) -> None:
         ("tasks", "**/*.yaml", "sbeval/tasks"),
         ("reports", "write/templates/*", "sbeval/reports"),
         ("sbeval", "training/recipes/**/*.yaml", "sbeval"),
-        ("sbeval", "demo/checkpoints/*/*[!l]", "sbeval"),  # all but logs, *.jsonl
+        ("sbeval", "demo/checkpoints/*/*[!l]", "sbeval"),  # all except logs, *.jsonl
         ("sbeval", "demo/*.tar.xz", "sbeval"),
         ("sbeval", "py.typed", "sbeval"),
     ],
@@ -96,7 +96,7 @@ def test_the_tests_of_a_source_distribution_run(wheel: Path, wheel_python: Path,
     (unpacked,) = tmp_path.glob("sbeval-*/")
     tests = {file.relative_to(ROOT) for file in (ROOT / "tests").rglob("*.py")}
     assert tests == {file.relative_to(unpacked) for file in (unpacked / "tests").rglob("*.py")}
-    # what is published as source builds what is published as a wheel
+    # the published source builds the published wheel
     (tmp_path / "extra.cfg").write_text("")
     run([sys.executable, "-c", config + build.replace("sdist", "wheel"), tmp_path], folder=unpacked)
     (rebuilt,) = tmp_path.glob("*.whl")

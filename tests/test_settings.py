@@ -1,4 +1,4 @@
-"""Every settings model: a value that cannot be is one sentence of ours, and a value means the same in all of them."""
+"""Settings models: an impossible value gives an error of one sentence, and a value means the same in all of them."""
 
 import importlib
 import inspect
@@ -20,7 +20,7 @@ from sbeval.tasks.user_options import options_classes
 
 HOMES = ("sbeval.model_adapters.options", "sbeval.sweep.definition", "sbeval.training.recipe")
 OPTIMIZATION = {"learning_rate": 1, "total_tokens": 640, "batch_tokens": 16, "warmup_steps": 1}
-# what a model cannot do without
+# required fields
 REQUIRED: dict[str, dict[str, Any]] = {
     "NiahOptions": {
         **{"type_haystack": "noise", "type_needle_k": "words", "type_needle_v": "numbers"},

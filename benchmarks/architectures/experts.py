@@ -23,7 +23,7 @@ STICK_LOGIT = -9.0
 
 
 def random_model(name: str, layers: int | None, device: str) -> SbevalForCausalLM:
-    """A preset, of so many layers, with random weights in bf16 that are made on the device."""
+    """Returns a preset with this number of layers and random bf16 weights, created on the device."""
     torch.manual_seed(0)
     config = preset(name, **({} if layers is None else {"num_hidden_layers": layers}))
     config.dtype = torch.bfloat16
@@ -44,7 +44,7 @@ def keep_sticks_whole(model: SbevalForCausalLM) -> None:
 
 
 def seconds_of(call: object, device: str) -> float:
-    """Time of a call until the device has done it."""
+    """Returns the time of a call, until the device has finished."""
     start = time.perf_counter()
     call()  # type: ignore[operator]
     if device == "cuda":

@@ -1,4 +1,4 @@
-"""Families of today through lm-eval's `hf` and through `sb`, in turns on the same random weights: time and memory.
+"""Current model families with lm-eval's `hf` and with `sb`, in turns on the same random weights: time and memory.
 
     PYTHONPATH=benchmarks python benchmarks/architectures/families.py
         [--families llama,gemma3_text,...] [--tokens 65536] [--prompt-tokens 16384]
@@ -84,7 +84,7 @@ def loaded(family: str, adapter: str, tokens: int, dtype: str = DTYPE) -> Any:
 
 
 class Row:
-    """What `harness.tokenizer` looks at: one token a byte."""
+    """A stand-in for the parts that `harness.tokenizer` reads: one token per byte."""
 
     checkpoint = None
 
@@ -117,7 +117,7 @@ def continued(lm: Any, tokens: int) -> list[str]:
 
 
 def attempted(run: Callable[[], Any]) -> tuple[Any, float, float]:
-    """What a call returns or why it failed, its seconds, and the GiB that it took at most beside what was held."""
+    """Returns a call's result or error, its seconds, and its peak GiB above the memory allocated before."""
     gc.collect()
     held = 0
     if GPU:

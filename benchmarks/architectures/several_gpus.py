@@ -1,4 +1,4 @@
-"""An 8B on one GPU, with its layers spread over all, and with every matrix shared by all: time and memory.
+"""An 8B model on one GPU, with layer placement on several, and with tensor parallelism: time and memory.
 
     PYTHONPATH=benchmarks:benchmarks/architectures python benchmarks/architectures/several_gpus.py
         [--ways one,spread,plan] [--work windows,long,short,single] [--profile]
@@ -63,7 +63,7 @@ def save(folder: Path, arguments: argparse.Namespace) -> None:
 
 
 def generation(lm: Any, prompts: int, prompt_tokens: int, new_tokens: int) -> str:
-    """Continues prompts; what it returns stands for the texts."""
+    """Continues prompts; returns a hash of the texts."""
     settings = {"until": [], "max_gen_toks": new_tokens, "min_new_tokens": new_tokens, "do_sample": False}
     text = text_of(prompt_tokens + prompts, tokenizer(families.ROW))
     requests = [
@@ -74,7 +74,7 @@ def generation(lm: Any, prompts: int, prompt_tokens: int, new_tokens: int) -> st
 
 
 def timed(warm: Callable[[], Any], work: Callable[[], Any], rounds: int) -> str:
-    """The seconds of a call, the most GiB that each GPU held meanwhile, and what it returned, as cells."""
+    """Returns a call's seconds, the peak GiB of each GPU, and its result, as cells."""
     seconds, value = [], warm()
     for _ in range(rounds):
         for device in range(torch.cuda.device_count()):
@@ -90,7 +90,7 @@ def timed(warm: Callable[[], Any], work: Callable[[], Any], rounds: int) -> str:
 
 
 def kernels_of(work: Callable[[], Any]) -> str:
-    """Seconds of the first GPU by what its kernels do, and the ten longest of the others."""
+    """Returns the first GPU's seconds by kind of kernel, and its ten longest other kernels."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         work()
     seconds: Counter[str] = Counter()
@@ -103,7 +103,7 @@ def kernels_of(work: Callable[[], Any]) -> str:
 
 
 def measure(way: str, folder: str, arguments: argparse.Namespace) -> None:
-    """Prints what one way took, a row for each work, in the first process."""
+    """Prints the measurements of one mode on rank 0, one row for each workload."""
     first = int(os.environ.get("RANK", "0")) == 0
     lm: Any = StickBreakingLM(
         folder, dtype=arguments.dtype, max_length=arguments.length, batch_size="auto", device=DEVICE, **WAYS[way]

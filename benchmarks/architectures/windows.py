@@ -1,4 +1,4 @@
-"""Windows of an 8B through `sb` beside products of matrices that run as long: a GPU under load slows its clock.
+"""Windows of an 8B model with `sb`, and matmuls that run as long: a GPU under load lowers its clock.
 
     PYTHONPATH=benchmarks:benchmarks/architectures python benchmarks/architectures/windows.py
 
@@ -45,7 +45,7 @@ WORKS = ("windows", "products", "PyTorch's attention", "attention", "rested prod
 
 
 def layer_attention(length: int, config: Any) -> float:
-    """Multiplications and additions of one layer's attention in one window."""
+    """Returns the floating-point operations of one layer's attention in one window."""
     return 2.0 * config.num_attention_heads * config.head_dim * float(length) ** 2
 
 
@@ -58,7 +58,7 @@ def whole_windows(length: int, config: Any) -> float:
 
 
 def seconds_of_one(call: Callable[[], Any], fill_seconds: float) -> float:
-    """Seconds a call takes among as many as fill a time, at least `TOGETHER`."""
+    """Returns the seconds per call, over as many calls as fill a time, at least `TOGETHER`."""
     calls, started = 0, now()
     while calls == 0 or now() - started < fill_seconds:
         for _ in range(TOGETHER):
@@ -68,7 +68,7 @@ def seconds_of_one(call: Callable[[], Any], fill_seconds: float) -> float:
 
 
 def now() -> float:
-    """Seconds, when the GPU has done what it was given."""
+    """Returns the time in seconds, after the GPU has finished all work."""
     if GPU:
         torch.cuda.synchronize()
     return time.perf_counter()

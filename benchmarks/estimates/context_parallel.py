@@ -1,4 +1,4 @@
-"""One window on one GPU, or on several that share it: memory, speed, bytes that travel, and what they are estimated at.
+"""One window on one GPU, or shared by several: memory, speed, bytes received, and their estimates.
 
     export PYTHONPATH=benchmarks
     python benchmarks/estimates/context_parallel.py --out OUT.jsonl [CASE ...]
@@ -87,7 +87,7 @@ def library_tokens(tokens: int) -> Tensor:
 
 
 def measured(model: Any, window: Tensor, scored: int, device: torch.device) -> dict[str, Any]:
-    """Scores the last targets of a window [1, L + 1] and says what it took; every process gets the same."""
+    """Scores the last targets of a window [1, L + 1] and returns time and memory; every rank gets the same window."""
     ranks = dist.get_world_size() if dist.is_initialized() else 1
     scorer: TokenScorer = TokenScorer(model)
     if ranks > 1:
@@ -138,7 +138,7 @@ def run(case: str, device: torch.device) -> dict[str, Any]:
 
 
 def estimate(processes: int, tokens: int, *, flops: float, link_bytes: float) -> dict[str, float]:
-    """What attention of one layer of 350m costs a process, keys and values in bf16.
+    """Returns the estimated cost of one attention layer of 350m for a rank, with keys and values in bf16.
 
     A pair of a query and a key takes four operations a channel, and all processes have equally many pairs. The first
     process receives the keys of all chunks but its own two, as much as the last one sends.

@@ -1,4 +1,4 @@
-"""How good the times of `sbeval inspect --measure` are: three runs of shipped checkpoints, each estimated before.
+"""Accuracy of the times that `sbeval inspect --measure` estimates, for three runs of shipped checkpoints.
 
     python benchmarks/estimates/inspection.py [--folder FOLDER]
 
@@ -45,7 +45,7 @@ def options(run: Run) -> list[str]:
 
 
 def sbeval(*arguments: str) -> str:
-    """Runs `sbeval` and returns what it printed."""
+    """Runs `sbeval` and returns its output."""
     done = subprocess.run([sys.executable, "-m", "sbeval", *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(done.stderr[-2000:])

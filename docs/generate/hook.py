@@ -1,4 +1,4 @@
-"""What `mkdocs` does beside rendering docs/: pages that lie elsewhere, generated parts, links to the checkout."""
+"""MkDocs hooks: add pages from outside docs/ and generated parts, and resolve links to files of the checkout."""
 
 import posixpath
 import re
@@ -24,7 +24,7 @@ _FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 
 
 def on_config(config: Any) -> Any:
-    """Sets the addresses of repository and site, once pyproject.toml has the one they follow from."""
+    """Sets the URLs of repository and site from the repository's address in pyproject.toml, if it has one."""
     address = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["sbeval"]["repository"]
     if address:
         owner, name = address.split("/")[-2:]
@@ -33,12 +33,12 @@ def on_config(config: Any) -> Any:
 
 
 def on_post_page(output: str, page: Any, config: Any) -> str:
-    """Takes away what has a reader's browser ask GitHub for the repository's stars."""
+    """Removes the attribute that makes browsers request the repository's stars from GitHub."""
     return output.replace('data-md-component="source"', "")
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Adds the pages that lie outside docs/, README as the first of them, and one for every notebook."""
+    """Adds the pages outside docs/, first README, and one page for every notebook."""
     files.append(File.generated(config, START, abs_src_path=str(ROOT / "README.md")))
     measured = [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "benchmarks" / "results").glob("*.md"))]
     for path in (*ELSEWHERE, *measured):
@@ -50,7 +50,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def example() -> Path:
-    """Returns the page that `sbeval report` makes of the demo's stored results."""
+    """Builds a report of the demo's stored results, and returns the path of its page."""
     folder = ROOT / "build" / "example"
     with tarfile.open(ROOT / "docs" / "results" / "demo" / "results.tar.xz") as archive:
         archive.extractall(folder / "results", filter="data")
@@ -59,23 +59,23 @@ def example() -> Path:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Fills in what is generated, and leads links to files of the checkout to copies of them on the site."""
+    """Fills in generated parts, and replaces links to files of the checkout by links to copies on the site."""
     source = page.file.src_uri
     is_elsewhere = source in (START, *ELSEWHERE) or source.startswith("benchmarks/")
     place = posixpath.dirname(source if is_elsewhere else f"docs/{source}")
-    filled = _MARKER.sub(lambda found: parts.PARTS[found[1]](), markdown)
+    filled = _MARKER.sub(lambda marker: parts.PARTS[marker[1]](), markdown)
 
-    def lead(found: re.Match[str]) -> str:
-        path = posixpath.normpath(posixpath.join(place, found[1]))
+    def site_link(link: re.Match[str]) -> str:
+        path = posixpath.normpath(posixpath.join(place, link[1]))
         target = _on_site(path, files, config)
-        return posixpath.relpath(target, posixpath.dirname(source)) + (found[2] or "") if target else found[0]
+        return posixpath.relpath(target, posixpath.dirname(source)) + (link[2] or "") if target else link[0]
 
-    pieces = _FENCE.split(filled)
-    return "".join(piece if number % 2 else _LINK.sub(lead, piece) for number, piece in enumerate(pieces))
+    blocks = _FENCE.split(filled)  # every second block is fenced code
+    return "".join(block if number % 2 else _LINK.sub(site_link, block) for number, block in enumerate(blocks))
 
 
 def _on_site(path: str, files: Files, config: Any) -> str | None:
-    """Returns where a file of the checkout lies on the site, None where the checkout has none of that path."""
+    """Returns the site's path of a file of the checkout, None if the checkout has no such file."""
     for known in (START if path == "README.md" else path.removeprefix("docs/"), path):
         if files.get_file_from_path(known):
             return known

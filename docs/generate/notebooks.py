@@ -1,6 +1,6 @@
-"""Notebooks as pages: their text, their code in fences, and what the code printed and drew.
+"""Notebooks as pages: their text, their code in fences, and its outputs.
 
-`python docs/generate/notebooks.py` runs them and keeps their outputs, without what differs from run to run.
+`python docs/generate/notebooks.py` runs them and stores their outputs, without parts that differ between runs.
 """
 
 import json
@@ -31,8 +31,8 @@ def _blocks(cell: dict[str, Any]) -> Iterator[str]:
 
 
 def run(notebook: Path) -> None:
-    """Runs a notebook and keeps what its cells print to standard output, return and draw."""
-    import nbformat  # the site is built without them
+    """Runs a notebook and stores what its cells print to standard output, return and draw."""
+    import nbformat  # not needed to build the site
     from nbclient import NotebookClient
 
     cells = nbformat.read(notebook, as_version=4)

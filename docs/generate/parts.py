@@ -1,7 +1,7 @@
-"""Parts of reference pages, written from the commands, the settings, the task files and the records themselves.
+"""Parts of reference pages, generated from the commands, the settings, the task files and the records.
 
-`python docs/generate/parts.py` writes them into the pages that keep them; a part without an end in its page, which
-depends on the versions installed, is filled in as the site is built.
+`python docs/generate/parts.py` writes them into the committed pages. A part without an end mark depends on installed
+versions and is filled in when the site is built.
 """
 
 import ast
@@ -26,7 +26,7 @@ from sbeval.tasks.user_options import metadata_keys
 
 ROOT = Path(__file__).parents[2]
 _COLUMNS = "100"
-_KEPT = re.compile(r"^<!-- generated: (\w+) -->\n.*?^<!-- end -->$", re.MULTILINE | re.DOTALL)
+_COMMITTED = re.compile(r"^<!-- generated: (\w+) -->\n.*?^<!-- end -->$", re.MULTILINE | re.DOTALL)
 _KINDS = {
     "tasks.perplexity": "Perplexity",
     "tasks.ruler": "RULER",
@@ -35,7 +35,7 @@ _KINDS = {
 
 
 def commands() -> str:
-    """Returns what every command prints for `--help`."""
+    """Returns the `--help` text of every command."""
     names = list(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
     texts = [f"## sbeval {name}\n\n```text\n{_help(name)}\n```" for name in names]
     return "\n\n".join([f"```text\n{_help()}\n```", *texts])
@@ -62,7 +62,7 @@ def _help(*name: str) -> str:
 
 
 def model_arguments() -> str:
-    """Returns a table of the arguments that `sb` has beyond those of lm-eval's `hf`."""
+    """Returns a table of `sb`'s arguments beyond those of lm-eval's `hf`."""
     return _keys("argument", AdapterOptions)
 
 
@@ -93,7 +93,7 @@ def tasks() -> str:
     rows: dict[str, list[tuple[str, ...]]] = {title: [] for title in _KINDS.values()}
     for name, settings in single.items():
         title = next(title for part, title in _KINDS.items() if part in str(settings["class"]))
-        rows[title].append((f"`{name}`", _what_it_does(str(settings["class"])), *_corpus_and_models(settings)))
+        rows[title].append((f"`{name}`", _class_summary(str(settings["class"])), *_corpus_and_models(settings)))
     header = ("task", "what it is", "text", "models")
     parts = [f"### {title}\n\n{_table(header, listed)}" for title, listed in rows.items()]
     members = [(f"`{name}`", ", ".join(map(_member, settings["task"]))) for name, settings in groups.items()]
@@ -113,7 +113,7 @@ def _corpus_and_models(settings: Mapping[str, Any]) -> tuple[str, str]:
     return str(settings.get("dataset_name") or "generated"), models
 
 
-def _what_it_does(path: str) -> str:
+def _class_summary(path: str) -> str:
     """Returns the first line of a class's docstring, without importing its module, which may need torch."""
     module, _, name = path.rpartition(".")
     file = ROOT / (module.removeprefix("sbeval.").replace(".", "/") + ".py")
@@ -153,13 +153,15 @@ PARTS: dict[str, Callable[[], str]] = {
 
 
 def rewritten(page: str) -> str:
-    """Returns a page with the parts that it keeps as they are now."""
-    return _KEPT.sub(lambda kept: f"<!-- generated: {kept[1]} -->\n\n{PARTS[kept[1]]()}\n\n<!-- end -->", page)
+    """Returns a page with its generated parts updated."""
+    return _COMMITTED.sub(lambda part: f"<!-- generated: {part[1]} -->\n\n{PARTS[part[1]]()}\n\n<!-- end -->", page)
 
 
 def pages() -> list[Path]:
-    """Returns the pages that keep parts."""
-    return [page for page in sorted((ROOT / "docs").rglob("*.md")) if _KEPT.search(page.read_text(encoding="utf-8"))]
+    """Returns the pages with committed generated parts."""
+    return [
+        page for page in sorted((ROOT / "docs").rglob("*.md")) if _COMMITTED.search(page.read_text(encoding="utf-8"))
+    ]
 
 
 if __name__ == "__main__":

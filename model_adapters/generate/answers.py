@@ -75,12 +75,12 @@ def _after_thinking(
     session: Session, thinking: Thinking, groups: Sequence[Sequence[Prompt]], thoughts: dict[int, Thought]
 ) -> Continuations:
     """Generates the thinking for each prompt, stores facts about it in `thoughts`, and yields the answers after it."""
-    pieces: list[Sequence[Sequence[Prompt]]] = [groups]
+    chunks: list[Sequence[Sequence[Prompt]]] = [groups]
     if session.cache_hook.dbdict is not None:  # see `_THOUGHTS_KEPT`
-        pieces = [[group[i : i + _THOUGHTS_KEPT]] for group in groups for i in range(0, len(group), _THOUGHTS_KEPT)]
-    for piece in pieces:
-        prompts = {prompt.index: prompt for prompt in itertools.chain(*piece)}
-        before = [[dataclasses.replace(p, setting=thinking.setting(p.setting)) for p in group] for group in piece]
+        chunks = [[group[i : i + _THOUGHTS_KEPT]] for group in groups for i in range(0, len(group), _THOUGHTS_KEPT)]
+    for chunk in chunks:
+        prompts = {prompt.index: prompt for prompt in itertools.chain(*chunk)}
+        before = [[dataclasses.replace(p, setting=thinking.setting(p.setting)) for p in group] for group in chunk]
         ready: dict[int, Prompt] = {}
         for index, written in continuations(session, before):
             prompt = prompts[index]
@@ -90,7 +90,7 @@ def _after_thinking(
             session.meter.add(len(prompt.tokens))
             thoughts[index], tokens = thinking.ended(written.tokens, prompt.beginning, prompt.setting["until"])
             ready[index] = dataclasses.replace(prompt, tokens=np.concatenate([prompt.tokens, np.array(tokens)]))
-        yield from continuations(session, [[ready[p.index] for p in group if p.index in ready] for group in piece])
+        yield from continuations(session, [[ready[p.index] for p in group if p.index in ready] for group in chunk])
 
 
 def _same_answers(prompts: Sequence[Prompt]) -> list[list[list[Prompt]]]:

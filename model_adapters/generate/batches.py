@@ -62,7 +62,7 @@ def _stand(session: Session, batch: Sequence[Prompt], continuations: Sequence[Co
     """
     model, length = session.opened.model, batch[0].length_tokens
     padded = len({len(prompt.tokens) for prompt in batch}) > 1
-    if not session.real.wants_answers(rows=len(batch), length=length, padded=padded):
+    if not session.real.needs_answer_check(rows=len(batch), length=length, padded=padded):
         return True
     setting = greedy_setting(batch[0].setting)
     with session.rope.hold(length):

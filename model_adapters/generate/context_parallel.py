@@ -60,10 +60,10 @@ class _Turn:
             raise DoesNotFit(self._does_not_fit(dict(self._lengths)[context.rank]))
         for rank, length_tokens in self._lengths:
             with fitting(self._does_not_fit(length_tokens)):
-                mine = rank == context.rank
-                ids = context.from_rank(rank, ids_1L.cpu() if mine and ids_1L is not None else None)
+                is_own_rank = rank == context.rank
+                ids = context.from_rank(rank, ids_1L.cpu() if is_own_rank and ids_1L is not None else None)
                 with session.autocast(), session.rope.hold(length_tokens):
-                    self._scorer.read_together(ids.to(session.device), rank, cache if mine else None)
+                    self._scorer.read_together(ids.to(session.device), rank, cache if is_own_rank else None)
         self._over = True
 
     def _does_not_fit(self, length_tokens: int) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from sbeval.checkpoints.files import Weights
 from sbeval.checkpoints.unread import Report, allowed_among
-from sbeval.errors import UserError, first_line, shown
+from sbeval.errors import UserError, brief, first_line
 from sbeval.foreign_files import fits, read_json_object
 from sbeval.model_adapters.batching import out_of_memory
 
@@ -99,7 +99,7 @@ def _check_adapter(folder: Path) -> None:
     for key, known in (("peft_type", peft.PeftType), ("task_type", peft.TaskType)):
         if source.get(key) is not None and source[key] not in (names := [kind.value for kind in known]):
             expected = f"Expected {key} of the adapter at peft={folder} to be one of {', '.join(names)}"
-            raise UserError(f"{expected}, found {shown(source[key])}: correct adapter_config.json.")
+            raise UserError(f"{expected}, found {brief(source[key])}: correct adapter_config.json.")
     pattern = source.get("rank_pattern")
     patterned = pattern.values() if isinstance(pattern, dict) else ()
     ranks = [source.get("r"), source.get("num_virtual_tokens"), *patterned]

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from sbeval.checkpoints.argument_names import harness_arguments, names_of_a_checkpoint
 from sbeval.checkpoints.facts import refuse_adapter
-from sbeval.errors import UserError, shown
+from sbeval.errors import UserError, brief
 from sbeval.foreign_files import has_tokenizer_files
 from sbeval.hub_names import config_of_hub, is_hub_id, is_on_the_hub, local_path, looks_like_path
 from sbeval.model_adapters.options import SOURCE, AdapterOptions
@@ -51,9 +51,9 @@ def check_early(arguments: Mapping[str, Any], *, batch_size: Any = None) -> None
     _name_subfolder(remaining)
     for key in ("pretrained", "tokenizer", "peft", "delta"):
         if remaining.get(key) is not None and not isinstance(remaining[key], str):
-            raise UserError(f"Expected {key} to be a folder or a hub id, found {shown(remaining[key])}: correct it.")
+            raise UserError(f"Expected {key} to be a folder or a hub id, found {brief(remaining[key])}: correct it.")
     if isinstance(revision := remaining.get("revision"), list | Mapping):
-        raise UserError(f"Expected revision to be a branch, a tag or a commit, found {shown(revision)}: correct it.")
+        raise UserError(f"Expected revision to be a branch, a tag or a commit, found {brief(revision)}: correct it.")
     if (name := remaining.get("pretrained")) is None:
         similar_names = [key for key in remaining if key.startswith("pre")]
         expected = "Expected pretrained=CHECKPOINT in --model_args"
@@ -99,7 +99,7 @@ def refuse_command_options(arguments: Mapping[str, Any], options: Iterable[str] 
         if option in arguments:
             raise UserError(
                 f"{option} is an option of the command line, not a model argument: pass --{option} instead of "
-                f"{option}={shown(arguments[option])}."
+                f"{option}={brief(arguments[option])}."
             )
 
 
@@ -158,7 +158,7 @@ def _name_subfolder(arguments: dict[str, Any]) -> None:
     if (name := arguments.get("subfolder")) is None:
         return
     if isinstance(name, bool) or not isinstance(name, str | int | float):
-        raise UserError(f"Expected subfolder to be the name of a folder, found {shown(name)}: correct it.")
+        raise UserError(f"Expected subfolder to be the name of a folder, found {brief(name)}: correct it.")
     arguments["subfolder"] = str(name)
 
 
@@ -171,7 +171,7 @@ def check_dtypes(arguments: Mapping[str, Any]) -> None:
     for name in ("dtype", "softmax_dtype", "mixed_precision_dtype"):
         dtype = arguments.get(name)
         if isinstance(dtype, str) and dtype not in DTYPES:
-            raise UserError(f"Expected {name} to be auto or a type such as bfloat16, found {shown(dtype)}: correct it.")
+            raise UserError(f"Expected {name} to be auto or a type such as bfloat16, found {brief(dtype)}: correct it.")
 
 
 def _refuse_quantisation(arguments: Mapping[str, Any]) -> None:
@@ -186,7 +186,7 @@ def _refuse_quantisation(arguments: Mapping[str, Any]) -> None:
 def _check_batch_size(batch_size: Any) -> None:
     if not re.fullmatch(r"auto(:\d+(\.\d+)?)?|[1-9]\d*", str(batch_size)):
         raise UserError(
-            f"Expected batch_size to be a positive number or auto, found {shown(batch_size)}: correct --batch_size."
+            f"Expected batch_size to be a positive number or auto, found {brief(batch_size)}: correct --batch_size."
         )
 
 
@@ -205,7 +205,7 @@ def _check_device(device: Any) -> None:
             return
     kind = "accelerators" if accelerator is None else f"{accelerator.type} devices"
     expected = "Expected an existing device, such as cpu or cuda:0"
-    raise UserError(f"{expected}, found {shown(device)} with {device_count} {kind}: correct --device.")
+    raise UserError(f"{expected}, found {brief(device)} with {device_count} {kind}: correct --device.")
 
 
 def check_shared_arguments(arguments: dict[str, Any], options: AdapterOptions) -> None:
@@ -229,7 +229,7 @@ def check_shared_arguments(arguments: dict[str, Any], options: AdapterOptions) -
     if options.thinking_tokens is not None:
         if arguments.get("enable_thinking") not in (None, True):
             raise UserError(
-                f"thinking_tokens does not work with enable_thinking={shown(arguments['enable_thinking'])}: leave one "
+                f"thinking_tokens does not work with enable_thinking={brief(arguments['enable_thinking'])}: leave one "
                 "of them out."
             )
         arguments.pop("enable_thinking", None)  # `open` sets it after loading, since it depends on the tokenizer

@@ -14,7 +14,7 @@ _QUANTISING = ("load_in_4bit", "load_in_8bit", "autogptq", "gptqmodel")
 
 
 @contextlib.contextmanager
-def in_one_sentence(
+def explaining_load_errors(
     name: Any,
     what: str,
     *,

@@ -28,7 +28,7 @@ from sbeval.errors import UserError
 from sbeval.hub_names import local_path
 from sbeval.model_adapters.open.adapters import whole_adapter
 from sbeval.model_adapters.open.arguments import check_shared_arguments
-from sbeval.model_adapters.open.errors import in_one_sentence
+from sbeval.model_adapters.open.errors import explaining_load_errors
 from sbeval.model_adapters.open.opened import Opened
 from sbeval.model_adapters.open.processes import join_processes, meeting
 from sbeval.model_adapters.open.tensor_plan import check_tensor_plan
@@ -60,7 +60,7 @@ class _Opening:
 
     options: AdapterOptions
     arguments: dict[str, Any]
-    found_format: checkpoints.FoundFormat = (None, {})
+    detected_format: checkpoints.FoundFormat = (None, {})
     loaded: checkpoints.LoadedCheckpoint | None = None
     unread: UnreadTensors = dataclasses.field(default_factory=UnreadTensors)
     ties_weights: contextlib.ExitStack = dataclasses.field(default_factory=contextlib.ExitStack)
@@ -148,7 +148,7 @@ class OpeningLM(HFLM):  # type: ignore[misc]
     def _check_model_and_tokenizer(self, source: str | None) -> None:
         fit_tokenizer(self.model, self.tokenizer)
         folder = Path(source) if source is not None else None
-        saved_config = self._opening.found_format[1] if folder is not None and folder.is_dir() else {}
+        saved_config = self._opening.detected_format[1] if folder is not None and folder.is_dir() else {}
         check_tokenizer(self.model, self.tokenizer, folder=folder, saved_config=saved_config)
         warn_of_weights(self.model)
         check_generation(self.model.generation_config, self.model.get_input_embeddings().weight.shape[0])
@@ -161,13 +161,13 @@ class OpeningLM(HFLM):  # type: ignore[misc]
     def _get_config(self, pretrained: str, **kwargs: Any) -> None:
         opening = self._opening
         subfolder = kwargs.get("subfolder") or ""
-        with in_one_sentence(pretrained, "a model", **self._requests()):
+        with explaining_load_errors(pretrained, "a model", **self._requests()):
             if isinstance(pretrained, str):
                 refuse_adapter(local_path(pretrained) / subfolder)
             if not kwargs.get("gguf_file") and not subfolder:
-                opening.found_format = checkpoints.released_format(pretrained, kwargs["revision"])
-                check_kv_expand(pretrained, opening.found_format[0], opening.options.kv_expand)
-            released, saved_config = opening.found_format
+                opening.detected_format = checkpoints.released_format(pretrained, kwargs["revision"])
+                check_kv_expand(pretrained, opening.detected_format[0], opening.options.kv_expand)
+            released, saved_config = opening.detected_format
             if released is not None:
                 self._config = PretrainedConfig()  # a placeholder: `_create_model` sets the real one with the weights
                 return
@@ -181,23 +181,23 @@ class OpeningLM(HFLM):  # type: ignore[misc]
         log_format(pretrained, checkpoint_format(self._config))
 
     def _get_backend(self, config: Any, backend: Any = "default", **kwargs: Any) -> None:
-        causal = self._opening.found_format[0] is not None or getattr(config, "model_type", None) == "sbeval"
+        causal = self._opening.detected_format[0] is not None or getattr(config, "model_type", None) == "sbeval"
         super()._get_backend(config, backend="causal" if causal and backend == "default" else backend, **kwargs)
 
     def _create_tokenizer(self, pretrained: Any, tokenizer: Any, **kwargs: Any) -> None:
         argument = "tokenizer" if tokenizer else "pretrained"
         requests = self._requests() if not tokenizer else {}
-        with in_one_sentence(tokenizer or pretrained, "a tokenizer", argument=argument, **requests):
+        with explaining_load_errors(tokenizer or pretrained, "a tokenizer", argument=argument, **requests):
             super()._create_tokenizer(pretrained, tokenizer, **kwargs)
 
     def _create_model(self, pretrained: str, **kwargs: Any) -> None:
         opening, auto_class = self._opening, self.AUTO_MODEL_CLASS
         checked: dict[str, Any] = {"allow_unread": opening.options.allow_unread or (), "report": opening.leave_unread}
         with (
-            in_one_sentence(pretrained, "a model's weights", **self._requests()),
+            explaining_load_errors(pretrained, "a model's weights", **self._requests()),
             whole_adapter(kwargs.get("peft"), **checked),
         ):
-            if opening.found_format[0] is None:
+            if opening.detected_format[0] is None:
                 load: Any = functools.partial(checkpoints.load_whole, auto_class, **checked)
             else:
                 model = self._load_released(pretrained, kwargs)
@@ -218,7 +218,7 @@ class OpeningLM(HFLM):  # type: ignore[misc]
             kv_expand=opening.options.kv_expand,
             trust_remote_code=bool(arguments["trust_remote_code"]),
             revision=arguments["revision"],
-            found_format=opening.found_format,
+            detected_format=opening.detected_format,
             allow_unread=opening.options.allow_unread or (),
         )
         opening.leave_unread(loaded.unread)
@@ -228,8 +228,8 @@ class OpeningLM(HFLM):  # type: ignore[misc]
         return loaded.model
 
     def _requests(self) -> dict[str, Any]:
-        """Returns the arguments and the contents of config.json as keyword arguments of `in_one_sentence`."""
-        return {"given": self._opening.arguments, "config": self._opening.found_format[1]}
+        """Returns the arguments and the contents of config.json as keyword arguments of `explaining_load_errors`."""
+        return {"given": self._opening.arguments, "config": self._opening.detected_format[1]}
 
     all_gather = ranks.waiting()(HFLM.all_gather)
     gather_object = ranks.waiting()(HFLM.gather_object)

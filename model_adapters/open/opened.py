@@ -94,7 +94,7 @@ class Opened:
         started = torch.distributed.is_available() and torch.distributed.is_initialized()
         return Setting(
             causal=self.causal,
-            replaces_parts=self.device.type == "cuda" and not sharded,
+            replaces_modules=self.device.type == "cuda" and not sharded,
             kernels=self.options.kernels,
             skip_threshold=self.options.skip_threshold,
             default_skip_threshold=self.options.default_skip_threshold,

@@ -14,7 +14,7 @@ from sbeval.checkpoints.facts import text_config
 from sbeval.corpora import adds_bos, tokenizer_sha256
 from sbeval.corpora.store import tokenizer_behind
 from sbeval.corpora.tokenizers import added_tokens, load_tokenizer
-from sbeval.errors import UserError, shown
+from sbeval.errors import UserError, brief
 from sbeval.foreign_files import read_json_object
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ def fit_tokenizer(model: nn.Module, tokenizer: Any) -> None:
     longest = tokenizer.model_max_length
     if not isinstance(longest, int | float) or isinstance(longest, bool) or not longest > 0:
         expected = "Expected model_max_length of the tokenizer to be a number above 0"
-        raise UserError(f"{expected}, found {shown(longest)}: correct it in tokenizer_config.json.")
+        raise UserError(f"{expected}, found {brief(longest)}: correct it in tokenizer_config.json.")
     entries = model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
     vocabulary, added = tokenizer.get_vocab(), tokenizer.get_added_vocab()
     beyond = sorted(token for token, index in added.items() if index >= entries and token != tokenizer.pad_token)
@@ -69,20 +69,20 @@ def check_tokenizer(model: Any, tokenizer: Any, *, folder: Path | None, saved_co
         UserError: the training record in the folder names another tokenizer than the one in the folder.
     """
     config = text_config(model.config)
-    entries, known = model.get_input_embeddings().weight.shape[0], len(tokenizer)
-    if known < _LEAST_SHARE_OF_EMBEDDINGS * entries:
+    entries, vocabulary_size = model.get_input_embeddings().weight.shape[0], len(tokenizer)
+    if vocabulary_size < _LEAST_SHARE_OF_EMBEDDINGS * entries:
         logger.warning(
             "the model has %d embeddings and its tokenizer only %d tokens: check that the tokenizer is the model's, "
             "and name the right one with tokenizer=... in --model_args",
-            *(entries, known),
+            *(entries, vocabulary_size),
         )
     # read from config.json: the default of a configuration class says nothing about this tokenizer
-    wanted, end = saved_config.get("eos_token_id"), tokenizer.eos_token_id
-    wanted = [wanted] if isinstance(wanted, int) else wanted
-    if wanted and end is not None and end not in wanted and max(wanted) < entries:
+    eos_ids, end = saved_config.get("eos_token_id"), tokenizer.eos_token_id
+    eos_ids = [eos_ids] if isinstance(eos_ids, int) else eos_ids
+    if eos_ids and end is not None and end not in eos_ids and max(eos_ids) < entries:
         logger.warning(
             "eos_token_id is %s in the model's config.json and %d in its tokenizer: check that they belong together",
-            *(" or ".join(map(str, wanted)), end),
+            *(" or ".join(map(str, eos_ids)), end),
         )
     trained_with_bos = str(config.model_type).startswith(_TRAINED_WITH_BOS) or _asks_for_bos(tokenizer.name_or_path)
     if trained_with_bos and not adds_bos(tokenizer):

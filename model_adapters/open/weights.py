@@ -10,7 +10,7 @@ from torch import nn
 from sbeval.checkpoints.facts import KvExpand
 from sbeval.checkpoints.registry import CheckpointFormat
 from sbeval.errors import UserError
-from sbeval.model_adapters.prepare.replacing import held
+from sbeval.model_adapters.prepare.replacing import temporary_attributes
 from sbeval.scoring.non_finite import non_finite_weights
 
 logger = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ def tied_as_it_is(model: nn.Module) -> contextlib.AbstractContextManager[None]:
     trained weights: loading leaves the output matrix untied if it differs from the embeddings, even if
     `tie_word_embeddings` is true, and an adapter may have trained only one of the two matrices.
     """
-    return held([(model, {"tie_weights": lambda *_, **__: None})])
+    return temporary_attributes([(model, {"tie_weights": lambda *_, **__: None})])
 
 
 def warn_of_weights(model: nn.Module) -> None:

@@ -13,7 +13,7 @@ class Setting:
 
     Attributes:
         causal: whether the model is a causal language model; other models only get the change to flex_attention.
-        replaces_parts: whether submodules may be replaced by faster ones: on a GPU, if the model is not sharded.
+        replaces_modules: whether submodules may be replaced by faster ones: on a GPU, if the model is not sharded.
         kernels: the `kernels` argument of `--model_args`: the implementation of stick-breaking attention.
         skip_threshold: stick-breaking attention skips older keys as soon as the weight left for them is below this
             number; None never skips.
@@ -26,7 +26,7 @@ class Setting:
     """
 
     causal: bool = True
-    replaces_parts: bool = False
+    replaces_modules: bool = False
     kernels: str = "auto"
     skip_threshold: float | Literal["auto"] | None = "auto"
     default_skip_threshold: float | None = None
@@ -44,12 +44,12 @@ class Change:
     Attributes:
         name: the change as a plural noun, such as "fused norms"; log lines use it as the subject of a sentence.
         apply: makes the change and returns the function that undoes it, None if the model has nothing to change.
-        wanted: returns whether a run with this `Setting` makes the change.
+        applies_to: returns whether a run with this `Setting` makes the change.
         judged: whether the logits of the whole model on a short text decide if the change stays. False for a change
             that affects only long texts: its `apply` compares the changed submodules itself.
     """
 
     name: str
     apply: Callable[[Any, Setting], Undo | None]
-    wanted: Callable[[Setting], bool] = lambda setting: setting.causal
+    applies_to: Callable[[Setting], bool] = lambda setting: setting.causal
     judged: bool = False

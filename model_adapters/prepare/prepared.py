@@ -17,8 +17,8 @@ from sbeval.model_adapters.prepare.changes import (
     norms,
     rotations,
     scans,
-    seen_keys,
     sums,
+    visible_keys,
 )
 from sbeval.model_adapters.prepare.trial import Trial, decide
 
@@ -33,7 +33,7 @@ CHANGES: tuple[Change, ...] = (
     mlps.CHANGE,  # after `sums` and `linear`: it takes over the linear layers that they have made
     rotations.CHANGE,  # before `long_attention`, which copies the forward that `rotations` has made
     long_attention.CHANGE,  # after `rotations`
-    seen_keys.CHANGE,  # last: it falls back on the attention that the earlier changes have made
+    visible_keys.CHANGE,  # last: it falls back on the attention that the earlier changes have made
 )
 
 
@@ -62,8 +62,8 @@ class Prepared:
             undo()
 
     def to_json(self) -> dict[str, Any]:
-        """Returns `kept` and all notes as JSON values, also notes that `seen_keys` made at the first long texts."""
-        return {"kept": list(self.kept), "notes": [*self.notes, *seen_keys.notes(self.model)]}
+        """Returns `kept` and all notes as JSON values, also notes that `visible_keys` made at the first long texts."""
+        return {"kept": list(self.kept), "notes": [*self.notes, *visible_keys.notes(self.model)]}
 
 
 def prepare(
@@ -85,7 +85,7 @@ def prepare(
     kept: dict[str, Undo] = {}
     notes: list[str] = []
     for judged, group in itertools.groupby(
-        filter(lambda each: each.wanted(setting), changes), lambda each: each.judged
+        filter(lambda each: each.applies_to(setting), changes), lambda each: each.judged
     ):
         if judged:
             verdict = decide(trial, tuple(group), setting)

@@ -81,7 +81,7 @@ def give_back_forwards(modules: list[nn.Module]) -> None:
 
 
 @contextlib.contextmanager
-def held(changes: Changes) -> Iterator[None]:
+def temporary_attributes(changes: Changes) -> Iterator[None]:
     """Inside this context, attributes of objects have other values; afterwards they have the old values again."""
     before = [dict(each.__dict__) for each, _ in changes]
     try:

@@ -46,7 +46,7 @@ class Relay:
     def of(cls, model: nn.Module) -> Self | None:
         """Returns the relay of a model whose blocks are placed on two or more GPUs; None for other models."""
         hooked = [block for block in blocks_of(model) if hasattr(block, "_hf_hook")]
-        devices = [device for block in hooked if (device := hooked_device(block)) and lies_on_one_device(block)]
+        devices = [device for block in hooked if (device := hooked_device(block)) and is_on_one_device(block)]
         order = list(dict.fromkeys(devices))
         if len(order) < 2 or len(devices) < len(hooked) or any(device.type != "cuda" for device in order):
             return None
@@ -150,7 +150,7 @@ def hooked_device(module: nn.Module) -> torch.device | None:
     return torch.device(hook.execution_device)
 
 
-def lies_on_one_device(block: nn.Module) -> bool:
+def is_on_one_device(block: nn.Module) -> bool:
     """Whether all weights of a block stay on its device: no submodule is offloaded or has another kind of hook."""
     return all(
         hooked_device(module) == hooked_device(block) for module in block.modules() if hasattr(module, "_hf_hook")

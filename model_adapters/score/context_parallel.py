@@ -29,8 +29,8 @@ def score_together(
     order = sorted((-length, rank, index) for rank, theirs in enumerate(everyone) for length, index in theirs)
     for minus_length, rank, index in order:
         session.meter.begin()
-        mine = rank == context.rank
-        window, label = context.from_rank(rank, (windows[index].load(), name(index)) if mine else None)
+        is_own_rank = rank == context.rank
+        window, label = context.from_rank(rank, (windows[index].load(), name(index)) if is_own_rank else None)
         does_not_fit = (
             f"Expected a window of {-minus_length} tokens to fit into the memory of {context.ranks} processes, but it "
             "ran out: use more processes with a larger context_parallel, a shorter length or dtype=bfloat16."
@@ -40,7 +40,7 @@ def score_together(
                 (scores,) = start_batch(session, [window], start=scorer.start_together).result()
         except NonFiniteError as error:
             raise error.of(label) from None
-        if mine:
+        if is_own_rank:
             session.meter.add(-minus_length)
             yield index, scores
     if order and context.transfers.whole_bytes:

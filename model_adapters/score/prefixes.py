@@ -134,7 +134,7 @@ def score_after_prefixes(session: Session, windows: Sequence[LoadedWindow], *, n
                     limits=limits,
                 ):
                     longest = len(windows[batch[0]].inputs)
-                    if session.real.wants("after a prefix", len(batch), longest):
+                    if session.real.needs_check("after a prefix", len(batch), longest):
                         texts = [as_sequence(windows[index]) for index in batch]
                         if not session.real.stand("after a prefix", texts, [joined(each) for each in scores], again):
                             return

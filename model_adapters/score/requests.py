@@ -216,7 +216,7 @@ def _score_targets(
         for batch, scores in run_in_batches(
             todo[begun:], score, length_tokens=lambda request: request.inputs, limits=limits
         ):
-            if session.real.wants("one length", len(batch), batch[0].inputs):
+            if session.real.needs_check("one length", len(batch), batch[0].inputs):
                 texts = [_load(request) for request in batch]
                 if not session.real.stand("one length", texts, [each.logprobs for each in scores], again):
                     break

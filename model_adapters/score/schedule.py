@@ -100,7 +100,7 @@ def score_windows(session: Session, windows: Windows, *, batches: BatchLimits, n
                     started.append(batch)
                     lengths = [length_of[index] for index in batch[0]]
                     kind: Kind = "one length" if len(set(lengths)) == 1 else "padded"
-                    if session.real.wants(kind, len(lengths), lengths[0]):
+                    if session.real.needs_check(kind, len(lengths), lengths[0]):
                         while len(started) > 1:
                             yield from handed_over(finished())
                         results = finished()

@@ -118,7 +118,7 @@ class RealBatches:
         if not self._explained(difference, text, score):
             self._refuse(names.STILL, difference, "between two times")
 
-    def wants(self, kind: Kind, rows: int, length: int) -> bool:
+    def needs_check(self, kind: Kind, rows: int, length: int) -> bool:
         """Whether a batch with this number of rows and this length of its longest text, in tokens, must be checked."""
         return self._text is not None and rows > self._rows.get((kind, length.bit_length()), 0)
 
@@ -249,7 +249,7 @@ class RealBatches:
     def _least(self) -> float:
         return least(self._opened.mixed_precision_dtype or self._opened.model.dtype, self._opened.device)
 
-    def wants_answers(self, *, rows: int, length: int, padded: bool) -> bool:
+    def needs_answer_check(self, *, rows: int, length: int, padded: bool) -> bool:
         """Whether answers that transformers' `generate` wrote in one batch must be checked."""
         if self._text is None or self.outcome.generation in (names.WITHOUT_CACHE, names.REFUSED):
             return False  # without a cache, generation reads the whole text for each token, as the check itself does
@@ -279,7 +279,7 @@ class RealBatches:
         self._narrow(names.REAL_ANSWERS, Check(passed=False, difference=doubt, reason=reason), generation=way)
         return False
 
-    def wants_slot(self, length: int) -> bool:
+    def needs_slot_check(self, length: int) -> bool:
         """Whether the next answer generated in slots (our decode loop) must be checked; `length` is in tokens.
 
         For each power of two of the length, the first four answers are checked, and then the 8th, 16th, 32nd and so on.

@@ -7,7 +7,8 @@
 - `claims`: up to which length more context lowers NLL, and from which length it raises it
 - `findings`: sentences about one model
 - `one_number`: one number that sums up a curve over context lengths
-- `overview`: sentences and a table that compare all models, and warnings below the summary
+- `verdicts`: the verdict at the top of the page
+- `overview`: the verdicts and the table that compare all models, and warnings below the summary
 - `ruler`: RULER's averages and effective context lengths
 - `suite`: the table of ordinary lm-eval tasks: one row for each metric, one column for each model
 - `paired`: differences between two models on the same samples

@@ -92,8 +92,26 @@ class LengthClaims:
 
         The band rules out that NLL rises by more than this.
         """
-        longer = [item.high for item in self.differences if item.context_length_tokens > (self.reference_tokens or 0)]
-        return max(0.0, *longer)
+        return max(0.0, *(item.high for item in self.differences_beyond))
+
+    @property
+    def differences_beyond(self) -> tuple[LengthDifference, ...]:
+        """The differences of all lengths longer than the reference length."""
+        reference = self.reference_tokens or 0
+        return tuple(item for item in self.differences if item.context_length_tokens > reference)
+
+    @property
+    def breaks(self) -> bool:
+        """Whether NLL at `raises_from_tokens` is measurably above NLL at every shorter length, of which there are two.
+
+        The intervals are simultaneous, so NLL is above if the intervals of the two differences do not overlap.
+        """
+        at = self.raises_from_tokens
+        if at is None or self.lengths.index(at) < 2:
+            return False
+        shorter = [item.high for item in self.differences if item.context_length_tokens < at]
+        low = next(item.low for item in self.differences if item.context_length_tokens == at)
+        return low > max(0.0, *shorter)
 
     @property
     def beyond_reference(self) -> bool:
@@ -196,7 +214,7 @@ def length_claims(
         longer = [item for item in differences if item.context_length_tokens > reference]
         raises_from = next((item.context_length_tokens for item in longer if item.low > 0), None)
     steps = _differences(nll, tokens, lengths, list(itertools.pairwise(range(len(lengths)))), confidence)
-    last = longest_shown([_sign(step) for step in steps])
+    last = last_gain_step([_sign(step) for step in steps])
     return LengthClaims(
         lengths=lengths,
         training_length_tokens=training_length_tokens,
@@ -220,7 +238,7 @@ def _sign(step: LengthDifference) -> int:
     return 1 if step.low > 0 else 0
 
 
-def longest_shown(signs: Sequence[int]) -> int:
+def last_gain_step(signs: Sequence[int]) -> int:
     """Returns the number of steps up to and including the last gain before the first loss; 0 if there is none.
 
     Args:

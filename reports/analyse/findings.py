@@ -8,16 +8,16 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from sbeval.reports.analyse.claims import TOO_FEW, Claims, LengthClaims, LengthDifference
-from sbeval.reports.analyse.panels import CORPUS_WORDS, text_name
-from sbeval.reports.analyse.protocols import on_identical_targets, windows_words
-from sbeval.reports.read.fields import in_words, length_text, shown_name
-from sbeval.reports.read.models import SCHEME_WORDS, EvaluatedModel, extrapolation_text, rope_scaling_text
+from sbeval.reports.analyse.panels import CORPUS_NAMES, text_name
+from sbeval.reports.analyse.protocols import on_identical_targets, windows_text
+from sbeval.reports.read.fields import display_name, length_text, quote_name
+from sbeval.reports.read.models import SCHEME_NAMES, EvaluatedModel, extrapolation_text, rope_scaling_text
 from sbeval.results.intervals import MINIMUM_CLUSTERS, change_text
 from sbeval.results.records import IDENTICAL_TARGETS
 
 _TASKS_AT_MOST = 4
 _NO_GAIN = "has a measurably lower NLL than the next shorter one"
-DOUBTFUL_WORDS = "doubtful intervals, since these documents differ much in size"
+DOUBTFUL_TEXT = "doubtful intervals, since these documents differ much in size"
 
 
 class Headline(NamedTuple):
@@ -50,9 +50,9 @@ def model_facts(model: EvaluatedModel) -> str:
     parent = ""
     if record.extended_from:
         name = model.parent or record.extended_from.get("name")
-        parent = f"extended from {in_words(str(name)) if name else 'a parent not named'}"
+        parent = f"extended from {quote_name(str(name)) if name else 'a parent not named'}"
     facts = (
-        SCHEME_WORDS.get(record.attention or "", record.attention or "attention not recorded"),
+        SCHEME_NAMES.get(record.attention or "", record.attention or "attention not recorded"),
         f"window {length_text(record.sliding_window)}" if record.sliding_window else "",
         rope_scaling_text(record.rope_scaling),
         extrapolation_text(record.extrapolation),
@@ -73,7 +73,7 @@ def parameters_text(parameters: int) -> str:
     return str(parameters)
 
 
-def find(
+def model_findings(
     models: Sequence[EvaluatedModel], claims: Claims, effective_lengths: Mapping[str, Sequence[str]]
 ) -> list[Finding]:
     """Returns a card for each model.
@@ -108,7 +108,7 @@ def find(
 
 
 def _nothing_claimed(model: EvaluatedModel) -> str:
-    names = list(dict.fromkeys(shown_name(task.name) for run in model.runs for task in run.tasks))
+    names = list(dict.fromkeys(display_name(task.name) for run in model.runs for task in run.tasks))
     named = ", ".join(names if len(names) <= _TASKS_AT_MOST else names[: _TASKS_AT_MOST - 1])
     more = f" and {len(names) - _TASKS_AT_MOST + 1} more" if len(names) > _TASKS_AT_MOST else ""
     return f"No perplexity or RULER score against context length; its runs measured {named}{more}."
@@ -160,7 +160,7 @@ def _context_sentence(text: str, claim: LengthClaims) -> str:
     elif claim.lowers_to_tokens == longest:
         first = f"more context lowers NLL all the way to {length_text(longest)}, the longest compared{_step(claim)}"
     else:
-        further = "" if claim.raises_from_tokens else ", and no later step does so measurably"
+        further = "" if claim.raises_from_tokens else ", and no later step lowers it measurably"
         further = f", then raises it ({_loss(claim)})" if claim.gains_after_loss else further
         first = f"more context lowers NLL up to {length_text(claim.lowers_to_tokens)}{_step(claim)}{further}"
     if claim.reference_tokens is None:
@@ -223,7 +223,7 @@ def _earlier(step: LengthDifference, claim: LengthClaims) -> str:
 
 
 def _doubt(claim: LengthClaims) -> str:
-    return f", with {DOUBTFUL_WORDS}" if claim.doubtful else ""
+    return f", with {DOUBTFUL_TEXT}" if claim.doubtful else ""
 
 
 def _no_reference(claim: LengthClaims) -> str:
@@ -258,7 +258,7 @@ def _without_claim(claim: LengthClaims) -> str:
         return f"nothing can be said, because {claim.obstacle}"
     is_single = claim.clusters == 1
     documents = "1 document" if is_single else f"{claim.clusters} documents"
-    too_few = f"{documents} {'is' if is_single else 'are'} too few for a 95% interval, which takes {MINIMUM_CLUSTERS}"
+    too_few = f"{documents} {'is' if is_single else 'are'} too few for a 95% interval, which needs {MINIMUM_CLUSTERS}"
     if not _few(claim):
         return f"nothing can be said, because {too_few}"
     last = claim.differences[-1]
@@ -296,7 +296,7 @@ def _stream_sentences(claims: Mapping[tuple[str, str], LengthClaims], judged: Co
     """
     sentences = []
     for (corpus, protocol), claim in claims.items():
-        where = f"{windows_words(protocol)} ({CORPUS_WORDS.get(corpus, corpus)})"
+        where = f"{windows_text(protocol)} ({CORPUS_NAMES.get(corpus, corpus)})"
         if claim.obstacle:
             if corpus not in judged or _few(claim):
                 sentences.append(f"{where}: {_without_claim(claim)}.")

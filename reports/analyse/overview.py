@@ -1,22 +1,19 @@
-"""Writes the sentences and the table that compare all models, and the warnings below the summary."""
+"""Writes the verdicts and the table that compare all models, and the warnings below the summary."""
 
 import functools
 from collections.abc import Mapping, Sequence
 
-from sbeval.reports.analyse.claims import TOO_FEW, ClaimKey, Claims, LengthClaims, LengthDifference, not_compared
-from sbeval.reports.analyse.findings import signed
+from sbeval.reports.analyse.claims import TOO_FEW, ClaimKey, Claims, LengthClaims, not_compared
 from sbeval.reports.analyse.one_number import NLL_CHANGE, Area, CurveNumber, effective_nll_length
-from sbeval.reports.analyse.panels import CORPUS_WORDS, text_name
-from sbeval.reports.analyse.protocols import on_identical_targets, windows_words
-from sbeval.reports.analyse.ruler import ALIAS_WORDS, TASKS
-from sbeval.reports.read.fields import grouped, length_text, name_list, shown_name
+from sbeval.reports.analyse.panels import CORPUS_NAMES, text_name
+from sbeval.reports.analyse.protocols import windows_text
+from sbeval.reports.analyse.ruler import ALIAS_TEXT, TASKS
+from sbeval.reports.analyse.verdicts import DOUBTFUL, verdict_sentences
+from sbeval.reports.read.fields import display_name, grouped, length_text, name_list
 from sbeval.reports.read.models import EvaluatedModel
 from sbeval.results.intervals import MINIMUM_CLUSTERS, UNEVEN_COVERAGE, UNEVEN_LOG_DEVIATION
 from sbeval.results.records import IDENTICAL_TARGETS
 
-DOUBTFUL = "\N{DAGGER}"
-"""A dagger: marks a 95% interval that covers the true value in fewer than 95% of cases."""
-_named = functools.partial(name_list, at_most=4)
 _all_named = functools.partial(name_list, at_most=5)
 Lists = Mapping[str, Sequence[str]]
 BRACKETS = " [95% interval]"
@@ -50,70 +47,27 @@ def side_by_side(
     """Compares all models on each text.
 
     Returns:
-        The sentences, one for each text: on a protocol with identical targets if one was run. And the rows of a table
-        with the columns of `HEADER`, for texts on which at least two models were scored on identical targets.
+        The verdicts, one for each text: on a protocol with identical targets if one was run. A verdict names its text
+        and protocol unless it is the only one and rests on identical targets. And the rows of a table with the columns
+        of `HEADER`, for texts on which at least two models were scored on identical targets.
     """
     areas = {(number.setting, *number.text): number.area for number in numbers if number.metric == NLL_CHANGE}
     usable = {key: claim for key, claim in claims.items() if not claim.obstacle}
     texts = dict.fromkeys((corpus, protocol) for _, corpus, protocol in usable)
     identical = [text for text in texts if text[1] in IDENTICAL_TARGETS]
+    judged = [text for text in texts if text in identical or text[0] not in dict(identical)]
     verdicts, rows = [], []
-    for corpus, protocol in texts:
-        if (corpus, protocol) not in identical and corpus in dict(identical):
-            continue
+    for corpus, protocol in judged:
         of_models = [(model.label, claim) for model in models if (claim := usable.get((model.label, corpus, protocol)))]
         where = text_name(corpus, protocol)
-        verdicts += _verdict(where, protocol, of_models)
-        if (corpus, protocol) in identical and len(of_models) > 1:
+        is_identical = (corpus, protocol) in identical
+        if verdict := verdict_sentences(protocol, of_models):
+            place = where if is_identical else f"{windows_text(protocol)} ({where})"
+            verdicts.append(verdict if is_identical and len(judged) == 1 else f"{place}: {verdict}")
+        if is_identical and len(of_models) > 1:
             suffix = "" if len(identical) == 1 else f" ({where})"
             rows += [_row(label + suffix, claim, areas.get((label, corpus, protocol))) for label, claim in of_models]
     return verdicts, rows
-
-
-def _verdict(where: str, protocol: str, of_models: Sequence[tuple[str, LengthClaims]]) -> list[str]:
-    identical = protocol in IDENTICAL_TARGETS
-    better = []
-    alike = []
-    worse: dict[int, dict[str, LengthDifference]] = {}
-    for label, claim in of_models:
-        if not claim.beyond_reference:
-            continue
-        last = claim.differences[-1]
-        if claim.raises_from_tokens is not None:
-            worse.setdefault(claim.raises_from_tokens, {})[label] = last
-        elif identical and last.high < 0:
-            better.append(label)
-        else:
-            alike.append(label)
-    if not (better or alike or worse):
-        return []
-    compared = [claim for _, claim in of_models if claim.beyond_reference]
-    within = all(claim.reference_tokens == claim.origin_length_tokens for claim in compared)
-    training = "the training length" if within else "the longest length compared within the training length"
-    parts = []
-    if better:
-        lower = f"is lower at the longest context than at {training} for {_named(better)}"
-        parts.append(on_identical_targets(protocol, lower))
-    if worse:
-        each = [f"from {length_text(length)} on for {_rises(last)}" for length, last in sorted(worse.items())]
-        parts.append(f"is higher than at {training} {', '.join(each)}")
-    if alike:
-        lower = "neither measurably lower at the longest context nor" if identical else "not measurably"
-        parts.append(f"is {lower} higher anywhere beyond {training} for {_named(alike)}")
-    count = len(better) + len(alike) + sum(map(len, worse.values()))
-    lead = "On identical targets" if identical else windows_words(protocol)
-    return [f"{lead} ({where}, {count} {'model' if count == 1 else 'models'}), NLL {'; it '.join(parts)}."]
-
-
-def _rises(last: Mapping[str, LengthDifference]) -> str:
-    """Returns the models' names, and by how much their NLL rises from the training length to the longest context.
-
-    The rises of several models are given as a range.
-    """
-    rises = sorted({change.estimate: signed(change.estimate) for change in last.values()}.items())
-    span = " to ".join(dict.fromkeys((rises[0][1], rises[-1][1])))
-    lengths = {length_text(change.context_length_tokens) for change in last.values()}
-    return f"{_named(last)} ({span} nats at {lengths.pop() if len(lengths) == 1 else 'the longest'})"
 
 
 def _row(label: str, claim: LengthClaims, area: Area | None) -> tuple[str, ...]:
@@ -154,7 +108,7 @@ def dropped_lengths(models: Sequence[EvaluatedModel]) -> list[str]:
             evaluated = {length for record in of_task for length in record.lengths}
             dropped = {length for record in of_task for length in record.dropped_lengths} - evaluated
             if dropped:
-                places.setdefault((tuple(sorted(dropped)), shown_name(name)), []).append(model.label)
+                places.setdefault((tuple(sorted(dropped)), display_name(name)), []).append(model.label)
     by_models = grouped(((lengths, tuple(labels)), task) for (lengths, task), labels in places.items())
     return [
         f"{name_list(map(length_text, lengths))} of {_all_named(tasks)} for {_all_named(labels)}"
@@ -179,40 +133,40 @@ def caveats(
     remarks = []
     if any(protocol in IDENTICAL_TARGETS for _, _, protocol in usable):
         remarks.append(
-            "Whether context is used is judged on identical targets only, in paired differences between lengths. More "
-            "context lowers NLL up to the last length at which NLL is measurably lower than at the next shorter "
-            "length, before any length at which it is measurably higher than at the next shorter one. More context "
-            "raises NLL from the shortest length beyond the training length at which NLL is measurably higher than at "
-            "the training length (or at the longest length compared within it). Measurably means: the whole 95% band, "
-            "simultaneous over the differences compared (max-t, bootstrap over documents), is on one side of zero."
+            "Only identical targets show whether a model uses context. Differences between lengths are paired by "
+            "document, and measurable if the whole 95% band is on one side of zero (max-t over all lengths, bootstrap "
+            "over documents). More context lowers NLL up to the last length with a measurable fall from the next "
+            "shorter length, before any measurable rise. More context raises NLL from the first length beyond the "
+            "training length (or beyond the longest length compared within it) with NLL measurably above its value "
+            "there. A model breaks if NLL at that first length is measurably above NLL at every shorter length."
         )
     if doubtful := dict.fromkeys(key[1:] for key in claims if claims[key].doubtful):
         remarks.append(
             f"{DOUBTFUL}: intervals and bands for "
-            f"{name_list([f'{protocol} on {CORPUS_WORDS.get(corpus, corpus)}' for corpus, protocol in doubtful])} are "
+            f"{name_list([f'{protocol} on {CORPUS_NAMES.get(corpus, corpus)}' for corpus, protocol in doubtful])} are "
             "doubtful. The documents' sizes have a standard deviation of log tokens above "
             f"{UNEVEN_LOG_DEVIATION:g}, so that a few of them weigh as much as all others; on such texts 95% "
             f"intervals cover {UNEVEN_COVERAGE} in simulations."
         )
     if alone := _without_identical_targets(claims, usable):
         remarks.append(
-            f"Nothing here shows use of context by {alone}: that takes {_lacking(claims)}. In windows of other "
-            "protocols NLL may fall with length though no more context is used, because most targets stand behind "
-            "fewer tokens than the length says."
+            f"No result here shows use of context by {alone}: that needs {_lacking(claims)}. In windows of other "
+            "protocols NLL may fall with length even if a model uses no more context, because most targets have less "
+            "context than the length says."
         )
     if unlogged := {label for (label, _, _), claim in claims.items() if "samples were not logged" in claim.obstacle}:
         names = _all_named(sorted(unlogged))
         remarks.append(f"Missing: paired differences of {names}; run with --log_samples to get them.")
     if dropped:
         remarks.append(
-            f"Lengths left out by runs, because the task's text or the model is shorter: {'; '.join(dropped)}."
+            f"Context lengths left out because the task's text or the model is shorter: {'; '.join(dropped)}."
         )
     if ruler_apart:
         tasks = name_list(dict.fromkeys(task for tasks in ruler_apart.values() for task in tasks))
-        remarks.append(f"Kept apart from RULER's averages: {tasks} for {_all_named(ruler_apart)} ({ALIAS_WORDS}).")
+        remarks.append(f"Left out of RULER's averages: {tasks} for {_all_named(ruler_apart)} ({ALIAS_TEXT}).")
     if len(ruler_filled) > 1:
         named = "; ".join(f"{rule} for {_all_named(labels)}" for rule, labels in ruler_filled.items())
-        remarks.append(f"RULER's prompts are filled by unequal rules, so their scores do not compare: {named}.")
+        remarks.append(f"RULER's prompts were filled by different rules, so these scores are not comparable: {named}.")
     return remarks + _not_run(claims) + _ruler_not_run(ruler_missing)
 
 
@@ -220,7 +174,7 @@ def _without_identical_targets(claims: Claims, usable: set[ClaimKey]) -> str:
     with_identical = {(label, corpus) for label, corpus, protocol in usable if protocol in IDENTICAL_TARGETS}
     lacking = dict.fromkeys((label, corpus) for label, corpus, _ in claims if (label, corpus) not in with_identical)
     labels_with_identical = {label for label, _ in with_identical}
-    places = {(label, corpus): f" on {CORPUS_WORDS.get(corpus, corpus)}" for label, corpus in lacking}
+    places = {(label, corpus): f" on {CORPUS_NAMES.get(corpus, corpus)}" for label, corpus in lacking}
     return _all_named(
         dict.fromkeys(key[0] + (place if key[0] in labels_with_identical else "") for key, place in places.items())
     )
@@ -248,7 +202,7 @@ def _not_run(claims: Claims) -> list[str]:
         measured = [label for label in labels if any(key[:2] == (label, corpus) for key in claims)]
         absent = [label for label in measured if (label, corpus, protocol) not in claims]
         if absent:
-            remarks.append(f"Missing: {protocol} on {CORPUS_WORDS.get(corpus, corpus)} for {_all_named(absent)}.")
+            remarks.append(f"Missing: {protocol} on {CORPUS_NAMES.get(corpus, corpus)} for {_all_named(absent)}.")
     return remarks
 
 

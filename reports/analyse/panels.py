@@ -11,12 +11,12 @@ import numpy as np
 import pandas as pd
 
 from sbeval.reports.analyse.protocols import PROTOCOL_ORDER
-from sbeval.reports.read.fields import LARGEST_NATS, length_text, ranked, shown_name
+from sbeval.reports.read.fields import LARGEST_NATS, display_name, length_text, ranked
 from sbeval.reports.read.models import EvaluatedModel
 from sbeval.results.records import IDENTICAL_TARGETS
 
 _NAMES_AT_MOST = 3
-CORPUS_WORDS = {
+CORPUS_NAMES = {
     "text": "Text",
     "stdlib": "Python standard library",
     "wikitext": "WikiText-2",
@@ -28,7 +28,7 @@ CORPUS_WORDS = {
 
 def text_name(corpus: str, protocol: str = "") -> str:
     """Returns a text's name, followed by the protocol if that scores identical targets and is not `fixed_target`."""
-    name = CORPUS_WORDS.get(corpus, corpus)
+    name = CORPUS_NAMES.get(corpus, corpus)
     return f"{name}, {protocol}" if protocol in IDENTICAL_TARGETS[1:] else name
 
 
@@ -57,7 +57,7 @@ class Panel:
     @property
     def title(self) -> str:
         """The heading: name of the text, protocol, and the property in which the models differ if there is one."""
-        name = CORPUS_WORDS.get(self.corpus, self.corpus)
+        name = CORPUS_NAMES.get(self.corpus, self.corpus)
         return f"{name}, {self.protocol.replace('_', ' ')}" + (f": by {self.aspect}" if self.aspect else "")
 
     @property
@@ -124,9 +124,9 @@ def seen_text(model: EvaluatedModel, corpus_sha256: str | None) -> list[str]:
         return []
     first = sorted(seen)[:_NAMES_AT_MOST]
     more = len(seen) - _NAMES_AT_MOST
-    names = ", ".join(map(shown_name, first)) + (f" and {more} more" if more > 0 else "")
-    seen_words = f"was trained on at least {len(seen)} of the documents ({names})"
-    return [f"{model.label} {seen_words}, and may know them by heart."]
+    names = ", ".join(map(display_name, first)) + (f" and {more} more" if more > 0 else "")
+    trained_on_text = f"was trained on at least {len(seen)} of the documents ({names})"
+    return [f"{model.label} {trained_on_text}, and may have memorised them."]
 
 
 def _tables(rows: pd.DataFrame) -> tuple[dict[str, pd.DataFrame], list[str]]:

@@ -14,14 +14,14 @@ PROTOCOL_ORDER = (*IDENTICAL_TARGETS, "stream", "sliding", "rolling")
 _CURVES = {
     "fixed_target": "The same target tokens at every length: a drop is what the extra context is worth.",
     "pairs": "Targets from a file, each after the end of its context; the context length counts only the context.",
-    "riffled": "The last chunk of a document; its context alternates chunks of this document with those of others.",
+    "riffled": "The last piece of a document; in its context, pieces of this document alternate with those of others.",
     "stream": "Text in disjoint windows: shows whether a model breaks, not whether it uses context.",
     "sliding": "Text in overlapping windows, each of which scores only the targets that are new in it.",
-    "rolling": "Each document by itself, in windows of the given length; one that fits a window changes no further.",
+    "rolling": "Each document separately, in windows of this length; one that fits a window changes no further.",
 }
 
 
-class DifferenceWords(NamedTuple):
+class DifferenceText(NamedTuple):
     """Sentences on what NLL at a context length minus NLL at the reference length (the training length) shows.
 
     Attributes:
@@ -46,24 +46,24 @@ def on_identical_targets(protocol: str, sentence: str) -> str:
     return sentence
 
 
-def curve_words(protocol: str) -> str:
+def curve_text(protocol: str) -> str:
     """Returns a sentence on what a curve of NLL over context lengths shows; empty for an unknown protocol."""
     return _CURVES.get(protocol, "")
 
 
-def difference_words(protocol: str) -> DifferenceWords:
+def difference_text(protocol: str) -> DifferenceText:
     """Returns sentences on what differences of NLL between lengths show.
 
     For an unknown protocol they do not say whether a model uses its context.
     """
     if protocol in IDENTICAL_TARGETS:
-        return DifferenceWords(
+        return DifferenceText(
             longer=on_identical_targets(protocol, "Below zero at a longer length, the longer context helps."),
             shorter=on_identical_targets(protocol, "Above zero at a shorter length, the missing context costs."),
             brief=on_identical_targets(protocol, "Below zero at a longer length, it helps."),
         )
-    behind = ", since most targets stand behind fewer tokens than the length says" if protocol in _CURVES else ""
-    return DifferenceWords(
+    behind = ", since most targets have less context than the length says" if protocol in _CURVES else ""
+    return DifferenceText(
         longer=(
             "Above zero at a longer length, the model is worse there. Below zero does not show that it uses the longer "
             f"context{behind}."
@@ -73,6 +73,6 @@ def difference_words(protocol: str) -> DifferenceWords:
     )
 
 
-def windows_words(protocol: str) -> str:
+def windows_text(protocol: str) -> str:
     """Returns the first words of a sentence about a protocol without identical targets, such as "In stream windows"."""
     return f"In {protocol.replace('_', ' ')} windows"

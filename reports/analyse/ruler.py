@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from sbeval.reports.analyse.statistics import mean_interval, share_interval
-from sbeval.reports.read.fields import in_words, length_text, name_list
+from sbeval.reports.read.fields import length_text, name_list, quote_name
 from sbeval.reports.read.models import EvaluatedModel
 
 NIAH_TASKS = (
@@ -29,7 +29,7 @@ THINKING_CUT = "thinking_cut"
 """Name of a metric: the share of answers for which the model's thinking was cut off at its token budget."""
 ALIAS_SHARES = ("ruler_qa_squad", "ruler_qa_hotpot")
 """lm-eval's own QA tasks. They score the share of an answer's aliases that is found; RULER accepts any alias."""
-ALIAS_WORDS = "lm-eval's ruler_qa tasks score the share of an answer's aliases found, RULER any of them"
+ALIAS_TEXT = "lm-eval's ruler_qa tasks score the share of an answer's aliases found, RULER any of them"
 AVERAGED_TASKS = {"all tasks": TASKS, "needle tasks": NIAH_TASKS, "variable tracking": ("vt",)}
 WEIGHTED_LENGTHS = (4096, 8192, 16384, 32768, 65536, 131072)
 
@@ -153,7 +153,7 @@ def without_mean(scores: pd.DataFrame, tasks: Sequence[str]) -> str:
             if lacking := [task for task in ran if not (at_length["ruler_task"] == task).any()]:
                 places[str(model), int(str(length))] = lacking
     parts = [
-        f"at {length_text(length)} for {in_words(model)}, which has no score of {name_list(lacking, at_most=4)} there"
+        f"at {length_text(length)} for {quote_name(model)}, which has no score of {name_list(lacking, at_most=4)} there"
         for (model, length), lacking in places.items()
     ]
     return f"No mean {'; '.join(parts)}." if parts else ""
@@ -193,7 +193,7 @@ def absolute_effective_length(
     """
     if missing:
         count = "one was" if len(missing) == 1 else f"{len(missing)} were"
-        return EffectiveLength(text="n/a", reason=f"it takes all {len(TASKS)} tasks, and {count} not run")
+        return EffectiveLength(text="n/a", reason=f"it needs all {len(TASKS)} tasks, and {count} not run")
     if not scores:
         return EffectiveLength(text="n/a", reason="no score over all its tasks at one length")
     return passing_length(scores, threshold, ends)
@@ -322,14 +322,14 @@ def effective_sentences(ruler: RulerScores) -> dict[str, list[str]]:
         count = len(TASKS) - len(missing_tasks(ruler.scores, label))
         tasks = "all 13 tasks" if count == len(TASKS) else f"the {'one' if count == 1 else count} of 13 tasks run"
         sentences[label] = [
-            f"Effective length on RULER: {_length_words(absolute)} at the benchmark's threshold of "
-            f"{ABSOLUTE_THRESHOLD:.1%}, {_length_words(relative)} at {RELATIVE_THRESHOLD:.0%} of its own "
+            f"Effective length on RULER: {_effective_length_text(absolute)} at the benchmark's threshold of "
+            f"{ABSOLUTE_THRESHOLD:.1%}, {_effective_length_text(relative)} at {RELATIVE_THRESHOLD:.0%} of its own "
             f"short-context score over {tasks}."
         ]
     return sentences
 
 
-def _length_words(length: EffectiveLength) -> str:
+def _effective_length_text(length: EffectiveLength) -> str:
     if length.reason:
         return f"{length.text} ({length.reason})"
     return length.shown + (f" [{', '.join(length.shown_interval)}]" if length.shown_interval else "")

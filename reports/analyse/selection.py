@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from sbeval.errors import UserError
-from sbeval.reports.read.fields import length_text, shown_name, unique_name
+from sbeval.reports.read.fields import display_name, length_text, unique_name
 from sbeval.reports.read.files import Notes
 from sbeval.reports.read.models import EvaluatedModel, describe_facts, group_models
 from sbeval.reports.read.results import NUMBER_KEYS, Results, records, restricted
@@ -114,7 +114,7 @@ def pool_seeds(results: Results, labels: Mapping[str, str] | None = None) -> Res
     pooled_label: dict[str, str] = {}
     pooled: dict[str, EvaluatedModel] = {}
     for name, members in groups.items():
-        label = shown_name((labels or {}).get(name, name))
+        label = display_name((labels or {}).get(name, name))
         label = label if label not in taken else f"{label} ({len(members)} seeds)"
         taken.add(label)
         runs = sorted((run for member in members for run in member.runs), key=lambda run: run.date, reverse=True)
@@ -161,7 +161,7 @@ def seed_groups(models: Sequence[EvaluatedModel]) -> dict[str, list[EvaluatedMod
     groups: dict[str, list[EvaluatedModel]] = {}
     for key, members in by_recipe.items():
         if len(members) > 1 and len({seed for seed, _ in members}) == len(members):
-            name = unique_name(shown_name(str(key[0])), groups, "{} ({})")
+            name = unique_name(display_name(str(key[0])), groups, "{} ({})")
             groups[name] = [model for _, model in members]
     return groups
 
@@ -216,7 +216,7 @@ def check_labels(results: Results, labels: Mapping[str, str]) -> None:
         UserError: a key is none of these.
     """
     models = group_models([run for model in results.models for run in model.runs])
-    names = {name for model in models for name in (model.label, shown_name(model.record.name))}
+    names = {name for model in models for name in (model.label, display_name(model.record.name))}
     known = names | set(seed_groups(models))
     known |= set(results.texts)
     for name in labels:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from sbeval.reports.analyse.paired import PairedDifference, task_difference
-from sbeval.reports.read.fields import grouped, length_text, shown_name
+from sbeval.reports.read.fields import display_name, grouped, length_text
 from sbeval.reports.read.results import Results, records
 from sbeval.reports.read.runs import EvaluationRun, InputLimit
 from sbeval.reports.read.samples import SAMPLE_SCORES, SampleScores
@@ -141,7 +141,7 @@ def suite_rows(results: Results, divided: Collection[tuple[str, str]] | None = N
                 samples[label] = results[SAMPLE_SCORES][label, task].within(limit)
         every_row.append(
             SuiteRow(
-                name=shown_name(", ".join(filter(None, heading_parts))),
+                name=display_name(", ".join(filter(None, heading_parts))),
                 task=task,
                 metric=metric,
                 higher_is_better=bool(better[0]) if better else usual_direction(metric),

@@ -15,7 +15,7 @@ from sbeval.reports.read.results import LENGTH, by_model, column_values
 HEIGHT_PIXELS = 330
 WIDTH_PIXELS = 620
 DIRECT_LABELS_AT_MOST = 20
-METRIC_WORDS = {"nll": "NLL", "token_perplexity": "Perplexity", "bits_per_byte": "Bits per byte"}
+METRIC_NAMES = {"nll": "NLL", "token_perplexity": "Perplexity", "bits_per_byte": "Bits per byte"}
 COUNTED = {"tokens_text": "scored tokens", "clusters_text": "documents"}
 """Tooltip fields: the number of scored tokens and of documents that a number is computed from."""
 SCORE_TOOLTIP = {"setting": "model", "length_text": "context", "value_text": "score", "interval_text": "95% interval"}

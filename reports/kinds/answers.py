@@ -10,9 +10,9 @@ import numpy as np
 
 from sbeval.errors import UserError
 from sbeval.foreign_files import parse_visible_json, usable_number
-from sbeval.reports.analyse.panels import CORPUS_WORDS, safe_stem
+from sbeval.reports.analyse.panels import CORPUS_NAMES, safe_stem
 from sbeval.reports.analyse.protocols import on_identical_targets
-from sbeval.reports.read.fields import is_length, length_text, shown_name
+from sbeval.reports.read.fields import display_name, is_length, length_text
 from sbeval.reports.read.files import Notes
 from sbeval.reports.read.models import EvaluatedModel
 from sbeval.reports.read.results import Reader, TaskKey, averaging, records
@@ -62,7 +62,7 @@ def _read(models: Sequence[EvaluatedModel], notes: Notes) -> dict[TaskKey, tuple
     without_answers: dict[TaskKey, Path] = {}
     for model in models:
         for run, task in model.task_runs():
-            key = (model.label, shown_name(task.name))
+            key = (model.label, display_name(task.name))
             if key in by_task:
                 continue
             samples = () if task.samples is None else _first_samples(task.samples)
@@ -122,12 +122,12 @@ def _answers(sample: Mapping[str, Any]) -> Iterator[Answer]:
 
 
 def _beginning(text: str) -> str:
-    line = shown_name(text[: 4 * _ANSWER_LETTERS]) if text.strip() else ""
+    line = display_name(text[: 4 * _ANSWER_LETTERS]) if text.strip() else ""
     return line if len(line) <= _ANSWER_LETTERS else line[:_ANSWER_LETTERS].rstrip() + _ELLIPSIS
 
 
 def _end(text: str) -> str:
-    line = shown_name(text[-4 * _QUESTION_LETTERS :])
+    line = display_name(text[-4 * _QUESTION_LETTERS :])
     return line if len(line) <= _QUESTION_LETTERS else _ELLIPSIS + line[-_QUESTION_LETTERS:].lstrip()
 
 
@@ -143,7 +143,7 @@ def _section(material: Material) -> Section | None:
     return Section(
         identifier="samples",
         title="Samples",
-        lead="Single documents and answers, from the logged samples: examples to look at, no measurements.",
+        lead="Single documents and answers from the logged samples, as examples.",
         tables=tuple(tables),
     )
 
@@ -164,7 +164,7 @@ def _document_tables(material: Material) -> Iterator[Table]:
         shared = set.intersection(*(set(changes[label]) for label in labels))
         order = sorted(shared, key=lambda name: (float(np.mean([changes[label][name][0] for label in labels])), name))
         ends = list(dict.fromkeys(order[:_DOCUMENTS_AT_EITHER_END] + order[-_DOCUMENTS_AT_EITHER_END:]))
-        title = f"{CORPUS_WORDS.get(corpus, corpus)}, single documents"
+        title = f"{CORPUS_NAMES.get(corpus, corpus)}, single documents"
         helps = on_identical_targets("fixed_target", "below zero, the longer context helps.")
         yield Table.of(
             ("document", *(Cell(name=label) for label in labels)),
@@ -211,7 +211,7 @@ def _changes(material: Material, label: str, corpus: str) -> dict[str, tuple[flo
             before, after = sums.nll_nats[place, columns] / tokens
             digits = decimals(after - before, least=2)
             both_nll = f"{before:.{digits}f} at {lengths[0]}, {after:.{digits}f} at {lengths[1]}"
-            changes[shown_name(name)] = (float(after - before), both_nll)
+            changes[display_name(name)] = (float(after - before), both_nll)
     return changes
 
 
@@ -228,8 +228,8 @@ def _answer_tables(material: Material) -> Iterator[Table]:
             _answer_rows([answers[label, task] for label in labels]),
             stem=f"answers-{safe_stem(task)}",
             caption=f"{task}: the first samples",
-            explanation="Answers by their beginning, on one line; coloured by the sample's score.",
-            folded=f"{task}: what was asked and answered",
+            explanation="The beginning of each answer, on one line, coloured by the sample's score.",
+            folded=f"{task}: prompts and answers",
             prose=True,
         )
 

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import pandas as pd
 
 from sbeval.reports.analyse.one_number import NLL_CHANGE, CurveNumber, effective_nll_length
-from sbeval.reports.analyse.overview import DOUBTFUL
 from sbeval.reports.analyse.panels import safe_stem, text_name
 from sbeval.reports.analyse.protocols import on_identical_targets
 from sbeval.reports.analyse.ruler import (
@@ -22,6 +21,7 @@ from sbeval.reports.analyse.ruler import (
     passing_length,
     short_name,
 )
+from sbeval.reports.analyse.verdicts import DOUBTFUL
 from sbeval.reports.kinds.recall import recall_scores
 from sbeval.reports.read.fields import length_text
 from sbeval.reports.read.models import EvaluatedModel
@@ -55,7 +55,7 @@ def _numbers_section(material: Material) -> Section | None:
     )
     return Section(
         identifier="numbers",
-        title="One number a curve",
+        title="One number per curve",
         lead=(
             "The area under each curve over log length, divided by its width, so that every octave weighs the same. "
             "For NLL: on identical targets, minus NLL at the training length, or at the longest length compared within "

@@ -13,14 +13,14 @@ from typing import Any
 import pandas as pd
 
 from sbeval.reports.analyse.claims import LengthClaims
-from sbeval.reports.analyse.findings import DOUBTFUL_WORDS
-from sbeval.reports.analyse.overview import DOUBTFUL
+from sbeval.reports.analyse.findings import DOUBTFUL_TEXT
 from sbeval.reports.analyse.panels import Panel, perplexity_panels, safe_stem
-from sbeval.reports.analyse.protocols import curve_words, on_identical_targets
+from sbeval.reports.analyse.protocols import curve_text, on_identical_targets
+from sbeval.reports.analyse.verdicts import DOUBTFUL
 from sbeval.reports.figures.labels import Caption
 from sbeval.reports.figures.lines import (
     COUNTED,
-    METRIC_WORDS,
+    METRIC_NAMES,
     SCORE_TOOLTIP,
     Axes,
     length_figure,
@@ -30,7 +30,7 @@ from sbeval.reports.figures.lines import (
 from sbeval.reports.figures.theme import Look, series_looks
 from sbeval.reports.kinds.differences import difference_row, difference_table, differences_figure
 from sbeval.reports.kinds.maps import BEGINS, training_map
-from sbeval.reports.read.fields import in_words, length_text, listed, shown_name
+from sbeval.reports.read.fields import display_name, length_text, listed, quote_name
 from sbeval.reports.read.models import EvaluatedModel
 from sbeval.reports.read.results import LENGTH, by_model, column_values, records
 from sbeval.reports.read.runs import argument
@@ -56,7 +56,7 @@ def _section(material: Material) -> Section | None:
     if not panels:
         return None
     looks = [material.looks_of(panel.labels) for panel in panels]
-    metrics = [metric for metric in METRIC_WORDS if any(metric in panel.tables for panel in panels)]
+    metrics = [metric for metric in METRIC_NAMES if any(metric in panel.tables for panel in panels)]
     figures: list[Figure] = []
     tables: list[Table] = []
     for panel, drawn in zip(panels, looks, strict=True):
@@ -77,7 +77,7 @@ def _section(material: Material) -> Section | None:
         title="Perplexity against context length",
         lead=_lead(panels),
         figures=tuple(figures),
-        metrics={metric: METRIC_WORDS[metric] for metric in metrics},
+        metrics={metric: METRIC_NAMES[metric] for metric in metrics},
         legend=_legend(material.looks, looks),
         tables=tuple(tables),
     )
@@ -87,7 +87,7 @@ CURVES = Kind(section=_section)
 
 
 def _curve_figure(material: Material, panel: Panel, looks: Mapping[str, Look], *, wide: bool) -> Figure:
-    how_to_read = curve_words(panel.protocol)
+    how_to_read = curve_text(panel.protocol)
     explanation = " ".join([how_to_read, *panel.remarks]).strip()
     lengths = material.training_lengths
     findings = {metric: panel_finding(panel, lengths, metric) for metric in panel.tables}
@@ -152,8 +152,8 @@ def panel_finding(panel: Panel, training_lengths: Mapping[str, int], metric: str
         start, end = (within if len(within) else curve).iloc[-1], curve.iloc[-1]
         places = [f"{point['value']:{digits}} at {length_text(int(point[LENGTH]))}" for point in (start, end)]
         range_text = f"is {places[0]}" if places[0] == places[1] else f"goes from {places[0]} to {places[1]}"
-        sentences.append(f"{in_words(label)} {range_text}")
-    return f"{METRIC_WORDS[metric]}: {listed(sentences)}"
+        sentences.append(f"{quote_name(label)} {range_text}")
+    return f"{METRIC_NAMES[metric]}: {listed(sentences)}"
 
 
 def _table(panel: Panel, claims: Mapping[str, LengthClaims]) -> Table:
@@ -176,11 +176,11 @@ def _table(panel: Panel, claims: Mapping[str, LengthClaims]) -> Table:
     has_intervals = any(cell.interval for line in rows for cell in line.cells)
     explanation = "Small print: 95% interval." if has_intervals else ""
     if any(claim.doubtful for claim in claims.values()):
-        explanation += f" {DOUBTFUL}: {DOUBTFUL_WORDS}."
+        explanation += f" {DOUBTFUL}: {DOUBTFUL_TEXT}."
     if any(line.page_only for line in rows):
-        second = "the paired difference to the length that it names, on the same targets"
-        explanation += f" A second line is {second}, with its simultaneous 95% band."
-    caption = f"{panel.title}: {METRIC_WORDS[metric]}"
+        second = "the paired difference to the named length, on the same targets"
+        explanation += f" The second line of a model is {second}, with its simultaneous 95% band."
+    caption = f"{panel.title}: {METRIC_NAMES[metric]}"
     return Table.of(
         ("model", *map(length_text, lengths)),
         rows,
@@ -214,7 +214,7 @@ def _steps_section(material: Material) -> Section | None:
             rows = rows.drop_duplicates(["step", LENGTH]).sort_values("step")
             if rows["step"].nunique() > 1:
                 folder = training.rpartition("/")[2]
-                name = f"{shown_name(folder)}: {task}"
+                name = f"{display_name(folder)}: {task}"
                 stem = f"steps-{safe_stem(folder)}-{safe_stem(str(task))}"
                 caption = Caption(title=name, finding=_steps_finding(rows), subtitle="NLL at each context length")
                 figures.append(material.figure({"nll": _steps_figure(rows, caption)}, stem, caption))
@@ -226,7 +226,7 @@ def _steps_section(material: Material) -> Section | None:
     return Section(
         identifier="steps",
         title="Over training steps",
-        lead="Checkpoints of one training (folders checkpoint-STEP) on the same text, one line a context length.",
+        lead="Checkpoints of one training (folders checkpoint-STEP) on the same text; each line is a context length.",
         figures=tuple(figures),
         tables=tuple(tables),
     )
@@ -247,7 +247,7 @@ def _begins_figure(material: Material, rows: pd.DataFrame, caption: Caption, ste
     finding = "First step at which NLL at a length is measurably lower than at the next shorter length: {}."
     of_map = dataclasses.replace(
         caption,
-        title=f"{caption.title}: when each length begins to work",
+        title=f"{caption.title}: when each length begins to help",
         finding=on_identical_targets(str(rows["protocol"].iloc[0]), finding.format(", ".join(begins) or "none")),
         explanation=f"{BEGINS}: the first checkpoint of a length at which {is_lower}.",
         subtitle=f"NLL in nats per token; {BEGINS} first checkpoint at which {is_lower}",

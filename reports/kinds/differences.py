@@ -15,14 +15,14 @@ from typing import Any
 import pandas as pd
 
 from sbeval.reports.analyse.claims import LengthClaims
-from sbeval.reports.analyse.findings import DOUBTFUL_WORDS, signed
-from sbeval.reports.analyse.overview import DOUBTFUL
-from sbeval.reports.analyse.panels import CORPUS_WORDS, Panel, safe_stem
-from sbeval.reports.analyse.protocols import difference_words
+from sbeval.reports.analyse.findings import DOUBTFUL_TEXT, signed
+from sbeval.reports.analyse.panels import CORPUS_NAMES, Panel, safe_stem
+from sbeval.reports.analyse.protocols import difference_text
 from sbeval.reports.analyse.ruler import by_length
+from sbeval.reports.analyse.verdicts import DOUBTFUL
 from sbeval.reports.figures.labels import SYMLOG_CONSTANT, Caption
 from sbeval.reports.figures.lines import COUNTED, SCORE_TOOLTIP, Axes, length_figure, line_figure
-from sbeval.reports.read.fields import first_listed, in_words, length_text, listed
+from sbeval.reports.read.fields import first_listed, length_text, listed, quote_name
 from sbeval.reports.read.results import column_values
 from sbeval.reports.section import Cell, Figure, Kind, Material, Row, Section, Table, interval, verdict
 from sbeval.results.intervals import MINIMUM_CLUSTERS, change_text
@@ -47,8 +47,9 @@ _CONDITIONS = {
         "NLL after each document in one block, minus NLL after the same tokens riffled: below zero, riffling costs.",
     ),
     "replaced": (
-        "finding the own document again",
-        "NLL with another document in place of the target's own, minus NLL with it, both riffled: above zero, found.",
+        "finding its own document again",
+        "NLL with another document in place of the target's own, minus NLL with the own one, both riffled: above zero, "
+        "the model finds its document.",
     ),
 }
 """Name of a condition, as in the name of a metric, to (title of the figure, which NLL is subtracted from which)."""
@@ -74,7 +75,7 @@ def differences_figure(
         explanation=(
             f"NLL at a length minus NLL at {reference}, on the same targets.{lacking} {how_to_read} {_bands(claims)}"
         ),
-        subtitle=f"NLL minus NLL at {reference} on the same targets. {difference_words(panel.protocol).brief}",
+        subtitle=f"NLL minus NLL at {reference} on the same targets. {difference_text(panel.protocol).brief}",
     )
     looks = material.looks_of(panel.labels)
     rows = [point for label in looks if label in claims for point in _points(label, claims[label])]
@@ -105,10 +106,13 @@ def _references(material: Material, claims: Mapping[str, LengthClaims]) -> tuple
     if len(lengths := {claim.reference_tokens or 0 for claim in claims.values()}) == 1:
         return length_text(lengths.pop()), ""
     places = [
-        f"at {length_text(claims[label].reference_tokens or 0)} for {in_words(label)}" for label in at_other_length
+        f"at {length_text(claims[label].reference_tokens or 0)} for {quote_name(label)}" for label in at_other_length
     ]
     reason = "the longest length compared that is within the training length"
-    return "the training length, or a shorter one", f" Zero stands {first_listed(places).rstrip('.')}: {reason}."
+    return (
+        "the training length, or a shorter one",
+        f" The difference is zero {first_listed(places).rstrip('.')}: {reason}.",
+    )
 
 
 def _reading(protocol: str, claims: Mapping[str, LengthClaims]) -> str:
@@ -116,7 +120,7 @@ def _reading(protocol: str, claims: Mapping[str, LengthClaims]) -> str:
 
     Only the sentences for lengths that are in the figure are returned.
     """
-    by_side = difference_words(protocol)
+    by_side = difference_text(protocol)
     sides = {
         item.context_length_tokens > (claim.reference_tokens or 0)
         for claim in claims.values()
@@ -135,8 +139,8 @@ def _bands(claims: Mapping[str, LengthClaims]) -> str:
         fewest = min(claim.clusters for claim in without)
         documents = "1 document was" if fewest == 1 else f"{fewest} documents were"
         which = "Not every line has a band" if len(without) < len(claims) else "No bands"
-        return f"{which}: they take {MINIMUM_CLUSTERS} documents, and {documents} scored at every length."
-    doubt = f". {DOUBTFUL}: {DOUBTFUL_WORDS}" if any(claim.doubtful for claim in claims.values()) else ""
+        return f"{which}: they need {MINIMUM_CLUSTERS} documents, and {documents} scored at every length."
+    doubt = f". {DOUBTFUL}: {DOUBTFUL_TEXT}" if any(claim.doubtful for claim in claims.values()) else ""
     return f"Bands: 95%, simultaneous over a line{doubt}."
 
 
@@ -145,7 +149,7 @@ def _finding(label: str, claim: LengthClaims) -> str:
     number = signed(last.estimate) if math.isnan(last.low) else last.text
     if claim.doubtful and not math.isnan(last.low):
         number += f" {DOUBTFUL}"
-    return f"{in_words(label)} {number} nats at {length_text(last.context_length_tokens)}"
+    return f"{quote_name(label)} {number} nats at {length_text(last.context_length_tokens)}"
 
 
 def _points(label: str, claim: LengthClaims) -> list[dict[str, Any]]:
@@ -228,7 +232,7 @@ def _section(material: Material) -> Section | None:
         looks = material.looks_of(of_task["setting"])
         corpus = str(of_task["corpus"].iloc[0])
         caption = Caption(
-            title=f"{CORPUS_WORDS.get(corpus, corpus)}, {of_task['protocol'].iloc[0]}: {condition_title}",
+            title=f"{CORPUS_NAMES.get(corpus, corpus)}, {of_task['protocol'].iloc[0]}: {condition_title}",
             finding=_gain_finding(of_task, looks),
             explanation=explanation,
         )
@@ -263,7 +267,7 @@ def _gain_finding(rows: pd.DataFrame, labels: Iterable[str]) -> str:
         ends = dict.fromkeys(
             f"{signed(values[length])} at {length_text(length)}" for length in (min(values), max(values))
         )
-        sentences.append(f"{in_words(label)}: {' and '.join(ends)}")
+        sentences.append(f"{quote_name(label)}: {' and '.join(ends)}")
     return first_listed(sentences)
 
 

@@ -17,7 +17,7 @@ from sbeval.reports.analyse.selection import comparable
 from sbeval.reports.figures import heatmaps
 from sbeval.reports.figures.labels import Caption
 from sbeval.reports.kinds.position_sums import BINS
-from sbeval.reports.read.fields import first_listed, in_words, length_text
+from sbeval.reports.read.fields import first_listed, length_text, quote_name
 from sbeval.reports.read.results import LENGTH, column_values, records
 from sbeval.reports.read.samples import DOCUMENT_SUMS
 from sbeval.reports.section import Figure, Kind, Material, Section
@@ -48,8 +48,8 @@ def _section(material: Material) -> Section | None:
     return Section(
         identifier="maps",
         title="Maps of NLL",
-        lead="One grid a model, one column a context length, one scale of colours. The lighter, the lower NLL; in "
-        "differences to the baseline blue is better than the baseline.",
+        lead="One grid for each model, one column for each context length, one colour scale. Lighter is lower NLL; in "
+        "differences to the baseline, blue is better than the baseline.",
         figures=tuple(dataclasses.replace(figure, folded=place >= _SHOWN) for place, figure in enumerate(figures)),
     )
 
@@ -120,7 +120,9 @@ def _finding(cells: pd.DataFrame, digits: str) -> str:
         values = [f"{end['value']:{digits}}".replace("-", "\N{MINUS SIGN}") for end in cells_at_ends]
         places = [f"({end['row']} at {length_text(int(end[LENGTH]))})" for end in cells_at_ends]
         ends = [f"{value} {place}" for value, place in zip(values, places, strict=True)]
-        sentences.append(f"{in_words(str(label))} {f'from {ends[0]} to {ends[1]}' if ends[0] != ends[1] else ends[0]}")
+        sentences.append(
+            f"{quote_name(str(label))} {f'from {ends[0]} to {ends[1]}' if ends[0] != ends[1] else ends[0]}"
+        )
     return first_listed(sentences)
 
 

@@ -20,7 +20,7 @@ from sbeval.reports.analyse.panels import safe_stem, text_name
 from sbeval.reports.analyse.statistics import graded_errors, simultaneous_band
 from sbeval.reports.figures.labels import Caption
 from sbeval.reports.figures.lines import COUNTED, SCORE_TOOLTIP, SHARES, length_figure
-from sbeval.reports.read.fields import in_words, length_text, listed, name_list
+from sbeval.reports.read.fields import length_text, listed, name_list, quote_name
 from sbeval.reports.read.results import LENGTH, Reader, averaging, column_values, records
 from sbeval.reports.read.samples import DOCUMENT_SUMS, SumsByDocument, document_of, read_documents
 from sbeval.reports.section import Cell, Fact, Figure, Kind, Material, Section, Table, interval
@@ -121,13 +121,13 @@ def _section(material: Material) -> Section | None:
             tables.append(_table(by_unit, f"{name}: share of targets that need at most a context length", stem))
     if not figures and not unlogged:
         return None
-    missing = f"{name_list(dict.fromkeys(unlogged))}: samples were not logged (--log_samples), so this cannot be said."
+    missing = f"{name_list(dict.fromkeys(unlogged))}: samples were not logged (--log_samples), so this is not known."
     return Section(
         identifier="needed",
         title="How much context is needed",
-        lead=f"The shortest context whose NLL is at most {material.within_nats:g} nats per token above that of the "
-        "longest one, for each stretch of targets or each document; the share of targets that need no more. A model "
-        "that gets worse with context needs little by this rule.",
+        lead=f"A context suffices if its NLL is at most {material.within_nats:g} nats per token above that of the "
+        "longest context, for a stretch of targets or for a document. Shown is the share of targets for which a length "
+        "suffices. By this rule, a model that gets worse with context needs little of it.",
         figures=tuple(figures),
         metrics=_UNITS,
         legend=material.looks_of(label for label in rows["setting"] if label not in unlogged),
@@ -163,10 +163,10 @@ def _figure(material: Material, by_unit: Mapping[str, Mapping[str, Needed]], tit
 def _finding(material: Material, label: str, needed: Needed) -> str:
     half = needed.shares[needed.shares["value"] >= 0.5][LENGTH].iloc[0]
     longest = needed.shares[LENGTH].iloc[-1]
-    sentence = f"{in_words(label)}: at least half of the targets need at most {length_text(int(half))}"
+    sentence = f"{quote_name(label)}: at least half of the targets need at most {length_text(int(half))}"
     if half == longest:
         sentence = (
-            f"{in_words(label)}: more than half of the targets need the longest context, {length_text(int(longest))}"
+            f"{quote_name(label)}: more than half of the targets need the longest context, {length_text(int(longest))}"
         )
     if needed.beyond is None or needed.within_tokens is None:
         return sentence

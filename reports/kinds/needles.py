@@ -17,7 +17,7 @@ from sbeval.reports.analyse.ruler import TASKS, short_name
 from sbeval.reports.analyse.statistics import score_interval
 from sbeval.reports.figures.heatmaps import NUMBERED_AT_MOST, SCORES, above, grid, heatmaps, length_bands
 from sbeval.reports.figures.labels import Caption, tooltip_fields
-from sbeval.reports.read.fields import context_metric, in_words, length_text, ranked
+from sbeval.reports.read.fields import context_metric, length_text, quote_name, ranked
 from sbeval.reports.read.results import LENGTH, TaskKey, column_values, records
 from sbeval.reports.read.samples import SAMPLE_SCORES, SampleScores
 from sbeval.reports.section import Figure, Kind, Material, Section
@@ -48,7 +48,7 @@ def _section(material: Material) -> Section | None:
         labels = [label for label in material.looks if (of_task["setting"] == label).any()]
         low, high = int(of_task["samples"].min()), int(of_task["samples"].max())
         counts = str(low) if low == high else f"{low} to {high}"
-        explanation = f"{counts} {'sample' if high == 1 else 'samples'} a cell."
+        explanation = f"{counts} {'sample' if high == 1 else 'samples'} per cell."
         caption = Caption(
             title=short_name(task),
             finding="; ".join(_finding(label, of_task[of_task["setting"] == label]) for label in labels[:4]) + ".",
@@ -113,7 +113,7 @@ def _cells(scores: SampleScores) -> Iterable[tuple[int, float, list[float]]]:
 def _finding(label: str, cells: pd.DataFrame) -> str:
     ends = list(_means_over_depths(cells).items())
     shares = dict.fromkeys(f"{mean:.0%} at {length_text(length)}" for length, (mean, _) in (ends[0], ends[-1]))
-    return f"{in_words(label)} finds {' and '.join(shares)}"
+    return f"{quote_name(label)} finds {' and '.join(shares)}"
 
 
 def _means_over_depths(cells: pd.DataFrame) -> dict[int, tuple[float, float]]:

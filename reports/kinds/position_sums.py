@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from sbeval.errors import visible
 from sbeval.foreign_files import usable_number
 from sbeval.reports.analyse.statistics import simultaneous_band
-from sbeval.reports.read.fields import agrees, shown_name
+from sbeval.reports.read.fields import agrees, display_name
 from sbeval.reports.read.files import Notes, read_lines
 from sbeval.reports.read.models import EvaluatedModel
 from sbeval.reports.read.results import DECIMAL, TEXT, WHOLE, Reader, TaskKey, averaging, interval_ends, typed_frame
@@ -45,8 +45,8 @@ def _tabulate(models: Sequence[EvaluatedModel], notes: Notes) -> pd.DataFrame:
             record = task.record
             context = {
                 "setting": model.label,
-                "task": shown_name(task.name),
-                "corpus": shown_name(record.corpus) if record and record.corpus else None,
+                "task": display_name(task.name),
+                "corpus": display_name(record.corpus) if record and record.corpus else None,
                 "corpus_sha256": record.corpus_sha256 if record else None,
                 "context_length_tokens": record.lengths[0] if record and record.lengths else math.nan,
                 "tokenizer_sha256": record.tokenizer_sha256 if record else None,
@@ -125,7 +125,7 @@ def _read_sums(models: Sequence[EvaluatedModel], notes: Notes) -> dict[TaskKey, 
     sums: dict[TaskKey, SumsByPosition] = {}
     for model in models:
         for _, task in model.task_runs():
-            key = (model.label, shown_name(task.name), (task.record and task.record.corpus_sha256) or "")
+            key = (model.label, display_name(task.name), (task.record and task.record.corpus_sha256) or "")
             bins = next((value for name, value in task.metrics.items() if _is_bins(name, value)), None)
             if bins is None or key in sums:
                 continue

@@ -10,12 +10,12 @@ from typing import Any
 
 import pandas as pd
 
-from sbeval.reports.analyse.findings import DOUBTFUL_WORDS, signed
-from sbeval.reports.analyse.overview import DOUBTFUL
-from sbeval.reports.analyse.panels import CORPUS_WORDS, safe_stem
+from sbeval.reports.analyse.findings import DOUBTFUL_TEXT, signed
+from sbeval.reports.analyse.panels import CORPUS_NAMES, safe_stem
 from sbeval.reports.analyse.selection import comparable
+from sbeval.reports.analyse.verdicts import DOUBTFUL
 from sbeval.reports.figures.labels import Caption
-from sbeval.reports.figures.lines import COUNTED, METRIC_WORDS, Axes, count_text, line_figure
+from sbeval.reports.figures.lines import COUNTED, METRIC_NAMES, Axes, count_text, line_figure
 from sbeval.reports.kinds.position_sums import (
     BINS,
     POSITION_SUMS,
@@ -25,7 +25,7 @@ from sbeval.reports.kinds.position_sums import (
     first_pass,
     position_bands,
 )
-from sbeval.reports.read.fields import LARGEST_NATS, in_words, length_text, listed, name_list
+from sbeval.reports.read.fields import LARGEST_NATS, length_text, listed, name_list, quote_name
 from sbeval.reports.read.results import by_model, records
 from sbeval.reports.section import Figure, Kind, Material, Section
 from sbeval.rope_parameters import LENGTH_DEPENDENT, kind_of, rope_entries
@@ -45,14 +45,14 @@ def _section(material: Material) -> Section:
         on_text = positions[(texts == [corpus, digest]).all(axis=1)]
         table = _whole_bins(comparable(on_text, baseline))
         bases = _bases(material, table)
-        name = CORPUS_WORDS.get(corpus, corpus or "Text") + (f" ({digest[:6]})" if several else "")
+        name = CORPUS_NAMES.get(corpus, corpus or "Text") + (f" ({digest[:6]})" if several else "")
         stem = "-".join([safe_stem(corpus), "position", *([digest[:6]] if several else [])])
         figures.append(_levels(material, table, name, stem, [_doubt(material, table), bases]))
         bands, without_bands = _bands(material, table)
         differences = difference_to_baseline(table, baseline, bands)
         if not differences.empty:
-            figures.append(_differences(material, differences, name, stem, [_band_words(bands), without_bands, bases]))
-    bands_words = (
+            figures.append(_differences(material, differences, name, stem, [_band_text(bands), without_bands, bases]))
+    bands_sentence = (
         "Bands: 95% intervals over source documents, point by point."
         if positions["ci95_low"].notna().any()
         else "No bands: the results hold no intervals by position."
@@ -61,7 +61,7 @@ def _section(material: Material) -> Section:
         identifier="positions",
         title="NLL by position",
         lead="One pass at one context length; every point is the mean over targets that far into the window. "
-        f"{bands_words} A last bin cut short by the window's end is not drawn.",
+        f"{bands_sentence} A last bin cut short by the window's end is not drawn.",
         figures=tuple(figures),
         legend=looks,
     )
@@ -115,7 +115,7 @@ def _bands(material: Material, table: pd.DataFrame) -> tuple[dict[str, dict[Bin,
         sums, base_sums = (results.behind(POSITION_SUMS, side) or UNLOGGED for side in (row, base))
         if sums.obstacle or base_sums.obstacle:
             who = label if sums.obstacle else baseline
-            reason = f"samples of {in_words(who)} {sums.obstacle or base_sums.obstacle}"
+            reason = f"samples of {quote_name(who)} {sums.obstacle or base_sums.obstacle}"
         elif row["context_length_tokens"] != base["context_length_tokens"]:
             reason = "the passes have different lengths"
         else:
@@ -129,12 +129,12 @@ def _bands(material: Material, table: pd.DataFrame) -> tuple[dict[str, dict[Bin,
     return bands, " ".join(sentences)
 
 
-def _band_words(bands: Mapping[str, Mapping[Bin, PositionBand]]) -> str:
+def _band_text(bands: Mapping[str, Mapping[Bin, PositionBand]]) -> str:
     if not any(bands.values()):
         return ""
     bands_text = "Bands: 95%, paired by document on identical targets, simultaneous over the positions."
     doubtful = any(band.doubtful for of_model in bands.values() for band in of_model.values())
-    return f"{bands_text} {DOUBTFUL}: {DOUBTFUL_WORDS}." if doubtful else bands_text
+    return f"{bands_text} {DOUBTFUL}: {DOUBTFUL_TEXT}." if doubtful else bands_text
 
 
 def _doubt(material: Material, table: pd.DataFrame) -> str:
@@ -146,7 +146,7 @@ def _doubt(material: Material, table: pd.DataFrame) -> str:
         sums = material.results.behind(POSITION_SUMS, row) or UNLOGGED
         recorded = material.results.model(row["setting"]).uneven_documents(row["task"])
         if recorded if sums.obstacle else sums.doubtful:
-            return f"{DOUBTFUL}: {DOUBTFUL_WORDS}."
+            return f"{DOUBTFUL}: {DOUBTFUL_TEXT}."
     return ""
 
 
@@ -172,7 +172,7 @@ def _bases(material: Material, table: pd.DataFrame) -> str:
         scalings = rope_entries(material.results.model(label).record.rope_scaling).values()
         if any(kind_of(scaling) in LENGTH_DEPENDENT for scaling in scalings):
             passes = _passes(table[table["setting"] == label])
-            sentences.append(f"{in_words(label)}: RoPE's base is set for {passes} at every position.")
+            sentences.append(f"{quote_name(label)}: RoPE's base is set for {passes} at every position.")
     return " ".join(sentences)
 
 
@@ -203,8 +203,8 @@ def _level_finding(material: Material, table: pd.DataFrame, metric: str) -> str:
         last = bins[-1]
         ends = [f"{number_text(row['nll'])} around position {length_text(int(row['last']))}" for row in (start, last)]
         range_text = f"is {ends[0]}" if ends[0] == ends[1] else f"goes from {ends[0]} to {ends[1]}"
-        sentences.append(f"{in_words(label)} {range_text}")
-    return f"{METRIC_WORDS[metric]}: {listed(sentences)}"
+        sentences.append(f"{quote_name(label)} {range_text}")
+    return f"{METRIC_NAMES[metric]}: {listed(sentences)}"
 
 
 def _differences(material: Material, table: pd.DataFrame, name: str, stem: str, remarks: Sequence[str]) -> Figure:
@@ -214,7 +214,7 @@ def _differences(material: Material, table: pd.DataFrame, name: str, stem: str, 
         side = "below" if last["nll"] < 0 else "above"
         band = "" if math.isnan(last["ci95_low"]) else f" ({signed(last['ci95_low'])} to {signed(last['ci95_high'])})"
         size = signed(abs(last["nll"]))[1:]
-        sentences.append(f"{in_words(label)} ends {size} nats {side} {in_words(material.baseline)}{band}")
+        sentences.append(f"{quote_name(label)} ends {size} nats {side} {quote_name(material.baseline)}{band}")
     how_to_read = "Below zero is better than the baseline"
     explanation = " ".join([f"{how_to_read}.", *filter(None, remarks)])
     title = f"{name}: difference to {material.baseline}"

@@ -15,25 +15,34 @@ from sbeval.reports.analyse.statistics import share_interval
 from sbeval.reports.figures.labels import Caption
 from sbeval.reports.figures.lines import SHARES, Axes, length_domain, length_rows, line_figure, with_seeds
 from sbeval.reports.figures.theme import Look
-from sbeval.reports.read.fields import first_listed, in_words, length_text, ranked
+from sbeval.reports.read.fields import first_listed, length_text, quote_name, ranked
 from sbeval.reports.read.results import column_values
 from sbeval.reports.section import Cell, Figure, Kind, Material, Section, Table, interval
 
 _SOLVED = 0.99
 _METRIC = re.compile(r"(?P<metric>exact_match|answer_nll|chance)(?:_(?P<pairs>\d+)_(?P<unit>pairs|tokens))?")
 _UNITS = {"pairs": "pairs", "tokens": "tokens back"}
-_AXIS_WORDS = {"pairs": "keys", "tokens back": "distance"}
+_AXIS_NAMES = {"pairs": "keys", "tokens back": "distance"}
 _TASKS = {
-    "sb_mqrar": ("MQRAR", "Every key is given new values; at each return of a key its earlier value is asked for."),
-    "sb_mqrar_text": ("MQRAR as text", "Numbers assigned to names again and again, each shown before it changes."),
-    "sb_copy_passage": ("Copying a passage", "Random words from the very beginning come back at the very end."),
-    "sb_copy_phrase": ("Copying phrases", "Short phrases of random words come back, each after its own distance."),
-    "sb_copy_selective": ("Selective copying", "Words marked among others are listed at the end, in their order."),
+    "sb_mqrar": (
+        "MQRAR",
+        "Keys get new values again and again; a key that returns asks for an earlier one.",
+    ),
+    "sb_mqrar_text": (
+        "MQRAR as text",
+        "Names get new numbers again and again; each is printed before it changes.",
+    ),
+    "sb_copy_passage": ("Copying a passage", "Random words from the very beginning are repeated at the very end."),
+    "sb_copy_phrase": ("Copying phrases", "Short phrases of random words are repeated, each after its own distance."),
+    "sb_copy_selective": (
+        "Selective copying",
+        "Some words are marked; the end lists the marked words in order.",
+    ),
     "sb_json_kv_forced": ("JSON keys and values", "The value of one key in an object of random pairs."),
     "sb_association_forced": ("Association", "A name whose sentence shares no word with the question."),
     "sb_turns_forced": ("The n-th of several turns", "One of several replies to the same request, by its number."),
     **{
-        f"sb_longbench2_{stratum}": (f"LongBench v2, {stratum} texts", "Four choices; what does not fit is cut out.")
+        f"sb_longbench2_{stratum}": (f"LongBench v2, {stratum} texts", "Four choices; long texts lose their middle.")
         for stratum in ("short", "medium", "long")
     },
     "sb_flipflop": ("Flip-flop", "Write, ignore and read a bit; a read shows the bit written last."),
@@ -164,7 +173,7 @@ def _figure(
         levels=levels,
         **SHARES,
     )
-    tooltip = with_seeds(_TOOLTIP | {"x_text": _AXIS_WORDS[counted] if counted else "context"}, rows)
+    tooltip = with_seeds(_TOOLTIP | {"x_text": _AXIS_NAMES[counted] if counted else "context"}, rows)
     spec = line_figure(rows, caption, axes=axes, looks=looks, tooltip=tooltip)
     return material.figure({"exact_match": spec}, safe_stem(f"recall-{task}{fixed}"), caption)
 
@@ -182,7 +191,7 @@ def _finding(exact: pd.DataFrame, order: Sequence[str], counted: str | None) -> 
             range_text = f"solves all, up to {_count(last, counted)}"
         else:
             range_text = f"solves up to {_count(solved, counted)} ({scores[last]:.1%} at {_count(last, counted)})"
-        sentences.append(f"{in_words(label)} {range_text}")
+        sentences.append(f"{quote_name(label)} {range_text}")
     return first_listed(sentences)
 
 

@@ -20,7 +20,7 @@ from sbeval.reports.figures.lines import (
     small_multiples,
 )
 from sbeval.reports.figures.theme import Look
-from sbeval.reports.read.fields import first_listed, in_words, length_text, listed
+from sbeval.reports.read.fields import first_listed, length_text, listed, quote_name
 from sbeval.reports.read.results import TaskKey, column_values
 from sbeval.reports.read.samples import SAMPLE_SCORES, SampleScores
 from sbeval.reports.section import NOT_MEASURED, Cell, Figure, Kind, Material, Section, Table, interval, verdict
@@ -49,7 +49,7 @@ def _section(material: Material) -> Section | None:
                 explanation = f"{alike.explanation} {lacking}".strip()
                 figures.append(_average_figure(material, looks, alike.name or average_name, means, explanation))
     averaged = [alike.scores["setting"].nunique() for alike in analysis.averaged_alike(scores, TASKS)]
-    alone = "No average over tasks sets the models side by side, since no task was run with all."
+    alone = "No average over tasks compares the models, since no task was run with all of them."
     grid = {task: scores[scores["ruler_task"] == task] for task in TASKS if (scores["ruler_task"] == task).any()}
     if len(grid) > 1:
         figures.append(_grid_figure(material, looks, grid))
@@ -82,7 +82,7 @@ def _average_figure(
         if values := by_length(means, label):
             lengths = dict.fromkeys((min(values), max(values)))
             ends = [f"{values[length]:.0%} at {length_text(length)}" for length in lengths]
-            sentences.append(f"{in_words(label)} {', '.join(ends)}")
+            sentences.append(f"{quote_name(label)} {', '.join(ends)}")
     caption = Caption(title=f"RULER, {average_name}", finding=listed(sentences), explanation=explanation)
     axis = {"tooltip": SCORE_TOOLTIP, "y_title": "score", **SHARES}
     spec = length_figure(means, caption, looks=looks, number_format=".3f", **axis)
@@ -112,7 +112,7 @@ def _grid_finding(grid: Mapping[str, pd.DataFrame], labels: Sequence[str]) -> st
             longest = max(max(values) for values in scores)
             last = [values[longest] for values in scores if longest in values]
             half = f"{sum(value >= 0.5 for value in last)} of {len(last)} tasks"
-            sentences.append(f"{in_words(label)} scores at least 50% in {half} at {length_text(longest)}")
+            sentences.append(f"{quote_name(label)} scores at least 50% in {half} at {length_text(longest)}")
     return first_listed(sentences)
 
 
@@ -217,7 +217,7 @@ def _scores_table(scores: pd.DataFrame, labels: Sequence[str]) -> Table:
             if values := by_length(scores[scores["ruler_task"] == task], label):
                 cells = {length: f"{value:.1%}" for length, value in values.items()}
                 rows.append((Cell(f" {task}", name=label), cells))
-    aside = f"Not RULER's score, and in no average: {analysis.ALIAS_WORDS}." if analysis.apart(scores) else ""
+    aside = f"Not RULER's score, and in no average: {analysis.ALIAS_TEXT}." if analysis.apart(scores) else ""
     return Table.by_length(
         rows,
         lengths=column_values(scores),

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from sbeval.errors import visible
 from sbeval.reports.analyse.findings import parameters_text
-from sbeval.reports.read.fields import length_text, shown_name
+from sbeval.reports.read.fields import display_name, length_text
 from sbeval.reports.read.models import (
     EvaluatedModel,
     extrapolation_text,
@@ -36,14 +36,14 @@ def _speed(material: Material) -> Section:
         caption="Speed and memory of every run",
         explanation=(
             "Scored tokens per second of model time over the whole run, all lengths together. Runs on different "
-            "machines or lengths do not compare."
+            "machines or at different lengths are not comparable."
         ),
     )
     return Section(identifier="speed", title="Speed and memory", tables=(table,))
 
 
 def _tasks(run: EvaluationRun) -> str:
-    names = [shown_name(task.name) for task in run.tasks]
+    names = [display_name(task.name) for task in run.tasks]
     return ", ".join(names) if len(names) <= _TASKS_AT_MOST else f"{names[0]} and {len(names) - 1} more tasks"
 
 
@@ -77,7 +77,7 @@ def _provenance(material: Material) -> Section:
     return Section(
         identifier="provenance",
         title="Provenance",
-        lead="What produced the numbers: one entry for every result file, newest first within a model.",
+        lead="The runs behind the numbers: one entry for every result file, the newest of a model first.",
         folds=tuple(folds),
     )
 
@@ -90,7 +90,7 @@ def _left_out(material: Material) -> Section | None:
     return Section(
         identifier="left-out",
         title="Notes",
-        lead="Results that were found and are not shown, or are shown although something about them differs, and why.",
+        lead="Results that are not shown, or are shown with a reservation, and why.",
         remarks=tuple(Fact(text=note.reason, link=link) for note, link in zip(notes, links, strict=True)),
     )
 
@@ -173,7 +173,7 @@ def task_facts(task: TaskResult) -> str:
         record.corpus_detail or "",
         f"BOS {record.bos}" if record.bos else "",
         f"separator {record.separator!r}" if record.separator is not None else "",
-        f"{record.targets_per_window} targets a window" if record.targets_per_window else "",
+        f"{record.targets_per_window} targets per window" if record.targets_per_window else "",
         _own_share(record.own_document_share),
         f"tokenizer {record.tokenizer_sha256[:12]}" if record.tokenizer_sha256 else "",
         f"seed {record.seed}" if record.seed is not None else "",
@@ -216,4 +216,4 @@ def _own_share(share: Mapping[str, float] | None) -> str:
     if not share:
         return ""
     parts = [f"{length_text(int(length))} {value:.0%}" for length, value in share.items() if length.isdigit()]
-    return "targets whose left context is all their own document: " + ", ".join(parts)
+    return "share of targets whose whole left context is their own document: " + ", ".join(parts)

@@ -16,7 +16,7 @@ from sbeval.reports.analyse.ruler import by_length
 from sbeval.reports.figures.labels import Caption, tooltip_fields
 from sbeval.reports.figures.lines import SHARES, Axes, length_domain, length_figure, length_rows, small_multiples
 from sbeval.reports.figures.theme import Look
-from sbeval.reports.read.fields import context_metric, in_words, length_text, shown_name
+from sbeval.reports.read.fields import context_metric, display_name, length_text, quote_name
 from sbeval.reports.read.files import Notes
 from sbeval.reports.read.models import EvaluatedModel
 from sbeval.reports.read.results import Reader, column_values, records
@@ -63,7 +63,7 @@ def _tabulate(models: Sequence[EvaluatedModel], notes: Notes) -> pd.DataFrame:
     for model in models:
         seen: dict[str, set[int]] = defaultdict(set)
         for _, task in model.task_runs():
-            name = shown_name(task.name)
+            name = display_name(task.name)
             for key, heads in task.metrics.items():
                 metric, length = context_metric(key) or ("", 0)
                 if metric == "attention_span" and isinstance(heads, list) and length not in seen[name]:
@@ -111,10 +111,9 @@ def _section(material: Material) -> Section:
         identifier="spans",
         title="Effective attention span",
         lead=(
-            "How many keys, counted back from the newest, it takes to reach 50, 90 and 99% of a query's weight; mean "
-            "over the last queries of a window. A softmax head often puts weight it has no use for on the first token, "
-            "its sink; what a stick-breaking head gives to no key is its remaining stick. Entropy is that of the "
-            "weights divided by their sum."
+            "The number of newest keys that hold 50, 90 and 99% of a query's attention weight, as a mean over the last "
+            "queries of a window. Softmax heads often put unused weight on the first token, the attention sink; weight "
+            "that a stick-breaking head gives to no key is its remaining stick. Entropy is of the normalised weights."
         ),
         figures=tuple(figures),
         legend=looks,
@@ -142,7 +141,7 @@ def _why_figure(material: Material, means: pd.DataFrame, looks: Mapping[str, Loo
             means_at_ends = [first] if start == end else [first, last]
             entropy = " to ".join(f"{mean['entropy']:.2f}" for mean in means_at_ends)
             sink = " to ".join(f"{mean['first_token']:.1%}" for mean in means_at_ends)
-            sentences.append(f"{in_words(label)} {places}: entropy {entropy} nats, first token's weight {sink}")
+            sentences.append(f"{quote_name(label)} {places}: entropy {entropy} nats, first token's weight {sink}")
     nothing = "Entropies were not measured, only spans and remaining sticks."
     caption = Caption(
         title="Where the weight goes",
@@ -170,7 +169,7 @@ def _means_figure(material: Material, means: pd.DataFrame, looks: Mapping[str, L
         if (known["setting"] == label).any():
             last = known[known["setting"] == label].sort_values("context_length_tokens").iloc[-1]
             length = length_text(int(last["context_length_tokens"]))
-            sentences.append(f"{in_words(label)} {last['value']:,.0f} keys at {length}")
+            sentences.append(f"{quote_name(label)} {last['value']:,.0f} keys at {length}")
     caption = Caption(
         title="Span at 90%, mean over heads",
         finding="; ".join(sentences[:4]) + ".",
@@ -197,7 +196,7 @@ def _heads_figure(material: Material, label: str, heads: pd.DataFrame, *, folded
     caption = Caption(
         title=f"{label}: span of every head",
         finding=_finding(label, heads[heads["context_length_tokens"] == lengths[-1]]),
-        explanation="One row a context length, one column a share of the weight; an empty cell gave weight to no key."
+        explanation="Rows: context lengths. Columns: shares of the weight. In an empty cell no key got weight."
         + (f" Not drawn: {left_out}." if left_out else ""),
         subtitle="keys, counted back from the newest",
     )
@@ -220,10 +219,10 @@ def _finding(label: str, heads: pd.DataFrame) -> str:
     length = length_text(int(heads["context_length_tokens"].iloc[0]))
     known = heads.dropna(subset=["span90"])
     if known.empty:
-        return f"At {length}, none of {in_words(label)}'s {len(heads)} heads gives weight to a key."
+        return f"At {length}, none of {quote_name(label)}'s {len(heads)} heads gives weight to a key."
     widest = known.sort_values("span90").iloc[-1]
     return (
-        f"At {length}, half of {in_words(label)}'s {len(heads)} heads reach 90% of their weight within "
+        f"At {length}, half of {quote_name(label)}'s {len(heads)} heads reach 90% of their weight within "
         f"{known['span90'].median():,.0f} keys; the widest, head {int(widest['head'])} of layer "
         f"{int(widest['layer'])}, needs {widest['span90']:,.0f}."
     )

@@ -18,7 +18,7 @@ from sbeval.reports.analyse.suite import SuiteRow, suite_rows
 from sbeval.reports.figures.labels import Caption
 from sbeval.reports.figures.lines import SHARES, length_figure
 from sbeval.reports.kinds.recall import is_drawn
-from sbeval.reports.read.fields import grouped, in_words, length_text, listed, shown_name
+from sbeval.reports.read.fields import display_name, grouped, length_text, listed, quote_name
 from sbeval.reports.read.results import LENGTH, column_values, records
 from sbeval.reports.section import NOT_MEASURED, Cell, Figure, Kind, Material, Section, Table
 from sbeval.results.intervals import with_interval
@@ -182,7 +182,7 @@ def _beside_table(task: str, measured: pd.DataFrame, labels: Sequence[str]) -> T
     for number in records(measured.fillna({LENGTH: 0})):
         cells = values.setdefault((number["setting"], number["metric"]), {})
         cells[int(number[LENGTH])] = f"{number['value']:.4g}"
-    measures = "Measures beside the share of answers found, such as teacher-forced ones"
+    measures = "Other measures than the share of answers found, such as teacher-forced ones"
     names = itertools.product(labels, dict.fromkeys(measured["metric"]))
     return Table.by_length(
         [(Cell(f" {name[1]}", name=name[0]), values[name]) for name in names if name in values],
@@ -208,7 +208,7 @@ def _by_length(material: Material) -> Section | None:
         if table["context_length_tokens"].nunique() < 2:
             continue
         drawn_labels |= set(table["setting"])
-        title = shown_name(", ".join(name for name in names if name != "none"))
+        title = display_name(", ".join(name for name in names if name != "none"))
         length_words = "text length" if by_text else "longest input, max_length"
         finding = listed([_ends(label, table) for label in looks if (table["setting"] == label).any()])
         caption = Caption(title=title, finding=finding, subtitle=f"against {length_words}")
@@ -269,4 +269,4 @@ def input_table(rows: Sequence[SuiteRow]) -> tuple[pd.DataFrame, bool]:
 def _ends(label: str, table: pd.DataFrame) -> str:
     values = by_length(table, label)
     ends = [f"{values[length]:.3f} at {length_text(length)}" for length in dict.fromkeys((min(values), max(values)))]
-    return f"{in_words(label)} {' and '.join(ends)}"
+    return f"{quote_name(label)} {' and '.join(ends)}"

@@ -110,7 +110,7 @@ def telling_name(name: str, pretrained: str) -> str:
     return f"{above}/{name}" if numbered else above
 
 
-def shown_name(value: str) -> str:
+def display_name(value: str) -> str:
     """Returns a name on one line, without control characters and Unicode direction marks; "unnamed" if none is left."""
     return "".join(letter for letter in " ".join(value.split()) if not unseen(letter)).strip() or "unnamed"
 
@@ -151,7 +151,7 @@ def length_text(tokens: int) -> str:
 _UNCLEAR = re.compile(r"[,;]|: | and ")
 
 
-def in_words(label: str) -> str:
+def quote_name(label: str) -> str:
     """Returns a name for use in a sentence: in quotes if it contains a comma or "and", so that lists stay readable."""
     if not _UNCLEAR.search(label):
         return label
@@ -160,7 +160,7 @@ def in_words(label: str) -> str:
 
 def name_list(labels: Iterable[str], *, at_most: int | None = None) -> str:
     """Joins names to "a, b and c"; with more than `at_most` names the last ones become "N others"."""
-    names = [in_words(label) for label in labels]
+    names = [quote_name(label) for label in labels]
     if at_most is not None and len(names) > at_most:
         names = [*names[: at_most - 1], f"{len(names) - at_most + 1} others"]
     if len(names) > 1:

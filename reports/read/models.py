@@ -13,7 +13,7 @@ from typing import Any
 
 from sbeval.fingerprint.parts import changes
 from sbeval.foreign_files import fits, usable_number
-from sbeval.reports.read.fields import grouped, length_text, ranked, shown_name, unique_name
+from sbeval.reports.read.fields import display_name, grouped, length_text, ranked, unique_name
 from sbeval.reports.read.files import Notes
 from sbeval.reports.read.runs import EvaluationRun, TaskResult, argument, mapping
 from sbeval.results.intervals import MINIMUM_CLUSTERS
@@ -23,7 +23,7 @@ from sbeval.rope_parameters import GLOBAL_LAYERS, kind_of, rope_entries
 ModelKey = tuple[str, ...]
 _POSITION_WORDS = {"rope": "RoPE", "nope": "no positions", "alibi": "ALiBi", "nape": "NAPE"}
 _WEIGHT_WORDS = {"ssmax": "SSMax", "entmax15": "entmax-1.5", "asentmax": "ASEntmax"}
-SCHEME_WORDS = {
+SCHEME_NAMES = {
     "stickbreaking": "stick-breaking attention",
     **{name: f"softmax attention, {position}" for name, position in _POSITION_WORDS.items()},
     "fire": "softmax attention, FIRE",
@@ -96,7 +96,7 @@ class EvaluatedModel:
 
     def uneven_documents(self, task: str) -> bool:
         """Whether a run recorded that a task's documents are too uneven in size for reliable intervals."""
-        records = [result.record for _, result in self.task_runs() if shown_name(result.name) == task]
+        records = [result.record for _, result in self.task_runs() if display_name(result.name) == task]
         return any(record.uneven_documents for record in records if record is not None)
 
 
@@ -117,7 +117,7 @@ def group_models(runs: Sequence[EvaluationRun], labels: Mapping[str, str] | None
     oldest_first = sorted(runs, key=lambda run: (run.date, str(run.path)))
     groups = grouped((_key(run), run) for run in reversed(_texts_by_one_name(oldest_first)))
     named = _unique_names({key: members[0] for key, members in groups.items()})
-    checkpoint_names = {key: shown_name(members[0].record.name) for key, members in groups.items()}
+    checkpoint_names = {key: display_name(members[0].record.name) for key, members in groups.items()}
     chosen = _rename(named, checkpoint_names, labels or {})
     models = [
         EvaluatedModel(key=key, label=chosen[key], record=members[0].record, runs=tuple(members))
@@ -133,7 +133,7 @@ def group_models(runs: Sequence[EvaluationRun], labels: Mapping[str, str] | None
 def text_names(models: Sequence[EvaluatedModel]) -> set[str]:
     """Returns the names of all texts that any of the models was scored on."""
     records = [task.record for model in models for run in model.runs for task in run.tasks]
-    return {shown_name(record.corpus) for record in records if record is not None and record.corpus is not None}
+    return {display_name(record.corpus) for record in records if record is not None and record.corpus is not None}
 
 
 def _with_texts(models: Sequence[EvaluatedModel], labels: Mapping[str, str]) -> list[EvaluatedModel]:
@@ -143,11 +143,11 @@ def _with_texts(models: Sequence[EvaluatedModel], labels: Mapping[str, str]) -> 
     chosen: dict[str, str] = {}
     for name in labels:
         taken = (text_names(models) - labels.keys()) | set(chosen.values())
-        chosen[name] = unique_name(shown_name(labels[name]), taken, "{} ({})")
+        chosen[name] = unique_name(display_name(labels[name]), taken, "{} ({})")
 
     def labelled(task: TaskResult) -> TaskResult:
         record = task.record
-        if record is None or record.corpus is None or (name := shown_name(record.corpus)) not in chosen:
+        if record is None or record.corpus is None or (name := display_name(record.corpus)) not in chosen:
             return task
         return dataclasses.replace(task, record=dataclasses.replace(record, corpus=chosen[name]))
 
@@ -209,7 +209,7 @@ def note_runs(models: Sequence[EvaluatedModel], notes: Notes) -> None:
         for run in model.runs[1:]:
             recorded = run.record.inputs and model.record.inputs
             if recorded and (changed := changes(run.record.inputs, model.record.inputs)):
-                difference = shown_name(changed)
+                difference = display_name(changed)
                 notes.add(
                     None,
                     f"{model.label}: older runs count as the same model as its newest one, although {difference}.",
@@ -235,9 +235,7 @@ def _with_one_set_of_targets(model: EvaluatedModel, notes: Notes) -> EvaluatedMo
     shown = {id(task) for tasks in by_text.values() for task in _on_the_same_targets(tasks)}
     dropped = [task for tasks in by_text.values() for task in tasks if id(task) not in shown]
     for task in dropped:
-        reason = (
-            "is not shown: as far as runs record it, it scored other targets than the model's other runs of the task"
-        )
+        reason = "is not shown: as far as recorded, it scored other targets than the model's other runs of the task"
         remedy = "to score the same targets, run all lengths at once, or continue a fixed_target run"
         notes.add(None, f"{model.label}: a run of {task.name} at {_lengths(task)} {reason}; {remedy}.")
     left_aside = tuple(
@@ -298,7 +296,7 @@ def rope_scaling_text(scaling: Mapping[str, object] | None) -> str | None:
         if (kind := kind_of(entry)) != "default":
             factor = entry.get("factor")
             times = f" x{factor:g}" if isinstance(factor, int | float) else ""
-            parts.append(f"{kind} RoPE{times}" + (f" in {shown_name(layers)} layers" if layers else ""))
+            parts.append(f"{kind} RoPE{times}" + (f" in {display_name(layers)} layers" if layers else ""))
     return " and ".join(parts) or None
 
 
@@ -318,7 +316,7 @@ def self_test_text(record: ModelRecord) -> str | None:
 def sentence_text(recorded: Mapping[str, Any] | None) -> str | None:
     """Returns the entry `sentence` of a field of the model record; None if the field is None or has no such entry."""
     sentence = mapping(recorded).get("sentence")
-    return shown_name(sentence) if isinstance(sentence, str) else None
+    return display_name(sentence) if isinstance(sentence, str) else None
 
 
 def unread_text(unread: Mapping[str, object] | None) -> str | None:
@@ -328,7 +326,7 @@ def unread_text(unread: Mapping[str, object] | None) -> str | None:
     for name, reason in reasons.items():
         names = mapping(unread).get(name)
         if isinstance(names, list) and names:
-            listed = ", ".join(shown_name(str(tensor)) for tensor in names[:_TENSORS_NAMED])
+            listed = ", ".join(display_name(str(tensor)) for tensor in names[:_TENSORS_NAMED])
             more = f" and {len(names) - _TENSORS_NAMED} more" if len(names) > _TENSORS_NAMED else ""
             parts.append(f"{listed}{more} ({reason})")
     return "; ".join(parts) or None
@@ -337,7 +335,7 @@ def unread_text(unread: Mapping[str, object] | None) -> str | None:
 def switched_off_texts(record: ModelRecord) -> list[str]:
     """Returns a sentence for each modification of the loaded model that changed its logits and was undone."""
     notes = mapping(record.prepared).get("notes")
-    return [shown_name(note) for note in notes if isinstance(note, str)] if isinstance(notes, list) else []
+    return [display_name(note) for note in notes if isinstance(note, str)] if isinstance(notes, list) else []
 
 
 def cut_texts(record: ModelRecord) -> list[str]:
@@ -368,7 +366,7 @@ def extrapolation_text(extrapolation: Mapping[str, object] | None) -> str | None
     if not extrapolation or not isinstance(method, str):
         return None
     numbers = [str(value) for value in extrapolation.values() if isinstance(value, int)]
-    name = _METHODS.get(method, shown_name(method))
+    name = _METHODS.get(method, display_name(method))
     return f"{name} {'/'.join(numbers)}" if numbers else name
 
 
@@ -404,7 +402,7 @@ def describe_facts(model: EvaluatedModel) -> tuple[str, ...]:
 
 def _unique_names(newest: Mapping[ModelKey, EvaluationRun]) -> dict[ModelKey, str]:
     names: dict[ModelKey, str] = {}
-    for name, keys in grouped((shown_name(run.record.name), key) for key, run in newest.items()).items():
+    for name, keys in grouped((display_name(run.record.name), key) for key, run in newest.items()).items():
         if len(keys) == 1:
             names[keys[0]] = name
             continue
@@ -430,7 +428,7 @@ def _telling(key: ModelKey, keys: Sequence[ModelKey], newest: Mapping[ModelKey, 
     paths = {each: Path(argument(newest[each].model_args, "pretrained") or "").parts for each in keys}
     for place in range(1, 1 + min(map(len, paths.values()))):
         if len({path[-place] for path in paths.values()}) == len(keys):
-            return shown_name(paths[key][-place])
+            return display_name(paths[key][-place])
     return key[0][:8] if newest[key].record.checkpoint_sha256 else key[0]
 
 
@@ -440,16 +438,16 @@ def _rename(
     chosen: dict[ModelKey, str] = {}
     for key, name in named.items():
         if name in labels:
-            label = shown_name(labels[name])
+            label = display_name(labels[name])
         else:
             checkpoint = checkpoint_names[key]
-            label = name.replace(checkpoint, shown_name(labels.get(checkpoint, checkpoint)), 1)
+            label = name.replace(checkpoint, display_name(labels.get(checkpoint, checkpoint)), 1)
         chosen[key] = unique_name(label, chosen.values(), "{} ({})")
     return chosen
 
 
 def _order(model: EvaluatedModel) -> tuple[int, str, int, str]:
-    rank, _ = ranked(model.record.attention or "", list(SCHEME_WORDS))
+    rank, _ = ranked(model.record.attention or "", list(SCHEME_NAMES))
     return (rank, model.record.name, model.record.training_length_tokens or 0, model.label)
 
 

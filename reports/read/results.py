@@ -11,9 +11,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import pandas as pd
 
-from sbeval.errors import shown, visible
+from sbeval.errors import brief, visible
 from sbeval.foreign_files import usable_number
-from sbeval.reports.read.fields import grouped, is_length, shown_name
+from sbeval.reports.read.fields import display_name, grouped, is_length
 from sbeval.reports.read.files import Notes
 from sbeval.reports.read.models import EvaluatedModel
 from sbeval.reports.read.runs import UNLIMITED, EvaluationRun, InputLimit, TaskResult, input_limit
@@ -194,7 +194,7 @@ def _recorded(field: str) -> Callable[[Measurement], Any]:
 
 def _corpus(number: Measurement) -> str | None:
     corpus = number.task.record and number.task.record.corpus
-    return shown_name(corpus) if corpus else None
+    return display_name(corpus) if corpus else None
 
 
 def _samples(number: Measurement) -> float | None:
@@ -205,7 +205,7 @@ def _samples(number: Measurement) -> float | None:
 
 COLUMNS = (
     Column("setting", lambda number: number.model.label),
-    Column("task", lambda number: shown_name(number.task.name), key=True),
+    Column("task", lambda number: display_name(number.task.name), key=True),
     Column("family", _recorded("family")),
     Column("corpus", _corpus),
     Column("corpus_sha256", _recorded("corpus_sha256"), key=True),
@@ -288,7 +288,7 @@ def _numbers(model: EvaluatedModel, run: EvaluationRun, task: TaskResult, notes:
         # lm-eval writes N/A if it computes no number, and its own RULER tasks write -1 for lengths that were not run
         if number is None or (task.record is None and length is not None and number == -1 and metric == "score"):
             if number is None and (length or not isinstance(value, list)) and value not in (None, "N/A", "", " "):
-                notes.add(run.path, f"{task.name}: {name} is {shown(value)}; left as missing.")
+                notes.add(run.path, f"{task.name}: {name} is {brief(value)}; left as missing.")
             continue
         ends = f"{metric}_ci95" if length is None else metric_key(f"{metric}_ci95", length)
         interval = interval_ends(task.metrics.get(f"{ends},{filter_name}", task.metrics.get(ends)))

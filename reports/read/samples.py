@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sbeval.foreign_files import fits, usable_number
-from sbeval.reports.read.fields import agrees, context_metric, grouped, length_text, shown_name
+from sbeval.reports.read.fields import agrees, context_metric, display_name, grouped, length_text
 from sbeval.reports.read.files import Notes, read_lines
 from sbeval.reports.read.models import EvaluatedModel
 from sbeval.reports.read.results import Reader, TaskKey, averaging
@@ -195,7 +195,7 @@ def read_documents(
     """
     joined: dict[TaskKey, SumsByDocument] = {}
     counting = grouped(
-        ((model.label, shown_name(task.name), task.record.corpus_sha256 or ""), task)
+        ((model.label, display_name(task.name), task.record.corpus_sha256 or ""), task)
         for model in models
         for _, task in model.task_runs()
         if task.record is not None and task.record.family == "perplexity"
@@ -260,7 +260,7 @@ def read_all_scores(models: Sequence[EvaluatedModel], notes: Notes) -> dict[Task
             if task.samples is not None and family not in ("perplexity", "span"):
                 scores = read_scores(task.samples, notes, task)
                 scores = dataclasses.replace(scores, by_limit={input_limit(run, task): scores.scores})
-                by_task[model.label, shown_name(task.name)].append(scores)
+                by_task[model.label, display_name(task.name)].append(scores)
     return {key: _first_of(runs) for key, runs in by_task.items()}
 
 

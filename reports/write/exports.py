@@ -7,7 +7,7 @@ so that a new report replaces these files and no others.
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
 
 import pandas as pd
@@ -18,7 +18,7 @@ from sbeval.foreign_files import read_bytes
 from sbeval.keeping.writing import set_aside, set_files_aside
 from sbeval.reports.read.fields import unique_name
 from sbeval.reports.read.results import Results
-from sbeval.reports.section import Report, Table
+from sbeval.reports.section import Figure, Report, Table
 
 _OTHER_TYPES: dict[str, ExtensionDtype] = {"higher_is_better": pd.BooleanDtype(), "targets_per_window": pd.Int64Dtype()}
 TABLE_FILES = ("results.csv", "results.parquet", "numbers.csv", "summary.md")
@@ -117,23 +117,24 @@ def markdown_text(value: str) -> str:
 
 
 def markdown_summary(title: str, report: Report) -> str:
-    """Returns the content of `summary.md`: sentences on each model, warnings, figures, tables and notes."""
-    lines = [f"# {markdown_text(title)}", "", f"{report.counts}.", "", "## Summary", ""]
+    """Returns the content of `summary.md`, in the order of the page."""
+    opening = report.opening
+    lines = [f"# {markdown_text(title)}", ""]
     for sentence in report.overview:
         lines += [markdown_text(sentence), ""]
+    lines += [f"{report.counts}.", ""]
+    if opening:
+        lines += _markdown_figures(opening.title, opening.first_row)
+    lines += ["## Summary", ""]
     for finding in report.findings:
         sentences = " ".join(markdown_text(sentence) for sentence in finding.sentences)
         lines.append(f"- **{markdown_text(finding.label)}** ({markdown_text(finding.facts)}): {sentences}")
     lines += ["", *[f"{markdown_text(caveat)}\n" for caveat in report.caveats]]
-    for section in (section for section in report.sections if section.figures):
-        lines += [f"## {markdown_text(section.title)}", ""]
-        for figure in section.figures:
-            images = [link for link in figure.downloads if link.endswith((".png", ".svg"))]
-            caption = figure.caption
-            title, *texts = map(markdown_text, (caption.title, caption.finding, caption.explanation))
-            lines += [f"### {title}", "", " ".join(filter(None, texts)), ""]
-            if images:
-                lines += [f"![{title}. {texts[0]}]({images[0]})", ""]
+    for section in report.sections:
+        if section is opening:
+            lines += _markdown_figures(f"{section.title}, continued", section.figures[len(section.first_row) :])
+        else:
+            lines += _markdown_figures(section.title, section.figures)
     lines += ["## Tables", ""]
     for table in report.tables:
         lines += [*_markdown_table(table), ""]
@@ -141,6 +142,19 @@ def markdown_summary(title: str, report: Report) -> str:
         notes = [f"{note.path.name}: {note.reason}" if note.path else note.reason for note in report.notes]
         lines += ["## Notes", "", *(f"- {markdown_text(note)}" for note in notes)]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _markdown_figures(title: str, figures: Sequence[Figure]) -> list[str]:
+    """Returns a heading and all figures with their captions; no line if there is no figure."""
+    lines = [f"## {markdown_text(title)}", ""] if figures else []
+    for figure in figures:
+        images = [link for link in figure.downloads if link.endswith((".png", ".svg"))]
+        caption = figure.caption
+        heading, *texts = map(markdown_text, (caption.title, caption.finding, caption.explanation))
+        lines += [f"### {heading}", "", " ".join(filter(None, texts)), ""]
+        if images:
+            lines += [f"![{heading}. {texts[0]}]({images[0]})", ""]
+    return lines
 
 
 def _markdown_table(table: Table) -> list[str]:
@@ -214,7 +228,7 @@ _MOST_MANIFEST_BYTES = 2**24
 _LINE = re.compile("([0-9a-f]{64})  (.+)")
 
 
-def refuse_others(folder: Path, names: Iterable[str]) -> None:
+def refuse_foreign_files(folder: Path, names: Iterable[str]) -> None:
     """Checks that a report with files of these names would replace only files that an earlier report wrote.
 
     Raises:
@@ -246,7 +260,7 @@ def add_manifest(part: Path, folder: Path, *, replace: bool, results: Iterable[P
     if replace:
         for file in _others(folder, files):
             set_aside(file)
-    refuse_others(folder, files)
+    refuse_foreign_files(folder, files)
     sources = {f"{_MADE_FROM}{visible(str(file))}": _sha256(file) for file in results}
     if written and not _made_from(sources, written):
         earlier = sorted(name for name, known in written.items() if _is_one_of(folder / name, known))
@@ -272,10 +286,10 @@ def _others(folder: Path, names: Iterable[str]) -> list[Path]:
     written = _written(folder)
     names = list(names) if written else [MANIFEST, *names]
     parents = {folder / parent for name in names for parent in Path(name).parents[:-1]}
-    there = [name for name in names if os.path.lexists(folder / name)]
+    existing_names = [name for name in names if os.path.lexists(folder / name)]
     return [
         *sorted(parent for parent in parents if os.path.lexists(parent) and not parent.is_dir()),
-        *(folder / name for name in there if not _is_one_of(folder / name, written.get(name, set()))),
+        *(folder / name for name in existing_names if not _is_one_of(folder / name, written.get(name, set()))),
     ]
 
 

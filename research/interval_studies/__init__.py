@@ -1,4 +1,4 @@
-"""How often intervals cover and verdicts err, by simulation: what `benchmarks/results/intervals.md` holds.
+"""Simulations of how often intervals cover and verdicts err, for `benchmarks/results/intervals.md`.
 
 - `lengths_rule`: rules for naming the longest context that lowers NLL, and how often each names a length wrongly
 - `coverage`: what intervals and bands over documents cover

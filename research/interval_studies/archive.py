@@ -1,4 +1,4 @@
-"""What the studies of intervals read of an archive of `docs/results`, and how they write tables."""
+"""Reads archives of `docs/results` for the studies of intervals, and writes their tables."""
 
 import json
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,4 @@
-"""What 95 % intervals and bands over documents cover.
+"""Coverage of 95 % intervals and bands over documents.
 
     OMP_NUM_THREADS=1 python -m research.interval_studies.coverage docs/results/demo/results.tar.xz
 

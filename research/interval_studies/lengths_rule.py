@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from research.interval_studies.archive import table
-from sbeval.reports.analyse.claims import longest_shown
+from sbeval.reports.analyse.claims import last_gain_step
 from sbeval.reports.analyse.statistics import simultaneous_band
 
 DOCUMENTS, TRIALS, RESAMPLES = 40, 400, 1000
@@ -67,13 +67,13 @@ def signs_of(
 def own_step(nll: NDArray[np.float64], tokens: NDArray[np.float64]) -> int:
     """The longest length below the one before it, before any step up."""
     pairs = list(itertools.pairwise(range(nll.shape[1])))
-    return longest_shown(list(signs_of(nll, tokens, pairs, each_side=True).values()))
+    return last_gain_step(list(signs_of(nll, tokens, pairs, each_side=True).values()))
 
 
 def own_step_by_one_width(nll: NDArray[np.float64], tokens: NDArray[np.float64]) -> int:
     """The same with a band of one width on both sides."""
     pairs = list(itertools.pairwise(range(nll.shape[1])))
-    return longest_shown(list(signs_of(nll, tokens, pairs).values()))
+    return last_gain_step(list(signs_of(nll, tokens, pairs).values()))
 
 
 def no_longer_lower(nll: NDArray[np.float64], tokens: NDArray[np.float64]) -> int:

@@ -1,4 +1,4 @@
-"""What another rule for intervals over documents of uneven sizes covers, and how wide it is.
+"""Coverage and width of other rules for intervals over documents of uneven sizes.
 
     OMP_NUM_THREADS=1 python -m research.interval_studies.uneven_rules
 

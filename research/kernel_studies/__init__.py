@@ -1,4 +1,4 @@
-"""Questions about the kernels that were asked once; they share the measuring code of `benchmarks/`."""
+"""One-time studies of the kernels; they share the measuring code of `benchmarks/`."""
 
 import sys
 from pathlib import Path

@@ -159,7 +159,7 @@ def equal(first: tuple[Tensor, ...], second: tuple[Tensor, ...]) -> bool:
 
 
 def compiled(work: tuple[Case, str, str]) -> None:
-    """Compiles one tree's kernel in a process of its own, so that it lies in Triton's cache."""
+    """Compiles one tree's kernel in a separate process, so that Triton's cache holds it."""
     case, package, folder = work
     if folder not in sys.path:
         sys.path.insert(0, folder)

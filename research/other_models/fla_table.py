@@ -24,7 +24,7 @@ MISSING = {r"flash.attn|flash attention": "needs flash-attn", r"mamba_ssm": "nee
 
 
 class Row(NamedTuple):
-    """What became of one class.
+    """The result of one class.
 
     Attributes:
         name: the class without `ForCausalLM`.

@@ -40,7 +40,7 @@ def text() -> torch.Tensor:
 
 
 def train(source: torch.Tensor, attention: str, factor: float, steps: int) -> dict[str, Any]:
-    """Returns the mean loss of the last steps and what the biases became."""
+    """Returns the mean loss of the last steps and the range of the trained biases."""
     torch.manual_seed(0)
     model: Any = SbevalForCausalLM(
         SbevalConfig(

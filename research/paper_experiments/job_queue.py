@@ -1,4 +1,4 @@
-"""Runs jobs, each a process of its own, on the accelerators of one machine.
+"""Runs jobs, each in a separate process, on the accelerators of one machine.
 
 A job starts when the jobs it needs are done and a place is free: each GPU has as many places as asked for, since the
 start-up of one process hides behind the work of another. Among jobs that can start, the one of the highest urgency
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from sbeval.processes.signals import raising_when_asked_to_end
+from sbeval.processes.signals import raising_on_signals
 from sbeval.sweep.attempt import Child, end, start
 
 POLL_SECONDS = 0.1
@@ -55,7 +55,7 @@ class Running:
     line: list[str]
 
 
-@raising_when_asked_to_end()
+@raising_on_signals()
 def run_queue(
     jobs: Sequence[Job],
     out: Path,

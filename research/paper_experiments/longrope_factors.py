@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoTokenizer
 
 from sbeval.models import SbevalForCausalLM
-from sbeval.models.rope import held_rope_frequencies
+from sbeval.models.rope import setting_rope_frequencies
 
 TEXT = Path(torch.__file__).parent / "_inductor"
 KEPT = 16
@@ -44,7 +44,7 @@ def loss(model: SbevalForCausalLM, windows: Tensor, factors: Sequence[float], st
     scored = length // 4
     scaling = {"rope_type": "longrope", "factor": stretch, "long_factor": list(factors), "short_factor": list(factors)}
     total = 0.0
-    with held_rope_frequencies(model, length, scaling):
+    with setting_rope_frequencies(model, length, scaling):
         for window in windows:
             logits = model(input_ids=window[None, :-1], use_cache=False, logits_to_keep=scored).logits[0]
             total += float(cross_entropy(logits.float(), window[-scored:]))

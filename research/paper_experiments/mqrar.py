@@ -154,7 +154,7 @@ class RecallTrainer(Trainer):
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Tensor], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Tensor:
-        """Returns the mean loss in nats over what is asked for."""
+        """Returns the mean loss in nats over the answers."""
         del return_outputs, num_items_in_batch
         logits = asked_logits(model, inputs["input_ids"], inputs["positions"], self.run.precision)
         return F.cross_entropy(logits.float().flatten(0, 1), inputs["targets"].flatten())

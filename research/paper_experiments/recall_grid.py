@@ -1,4 +1,4 @@
-"""Trains MQRAR models of many sizes and learning rates at once, each a process of its own.
+"""Trains MQRAR models of many sizes and learning rates at once, each in a separate process.
 
     python -m research.paper_experiments.recall_grid --out build/recall --gpus 4 \
         --stickbreaking 128 192 --rope 32 64 128 192 --steps 12000

@@ -23,7 +23,7 @@ MIB = 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """What a page shows.
+    """The contents of a page.
 
     Attributes:
         tables: beginnings of the titles of the report's tables.
@@ -121,7 +121,7 @@ def by_layer(folder: Path, layers: Sequence[int]) -> str | None:
 
 
 def estimates_table(folder: Path) -> str | None:
-    """Returns a table of what `sbeval inspect` expected beside what runs took, None where nothing was estimated.
+    """Returns a table of `sbeval inspect`'s estimates and the runs' measurements; None if nothing was estimated.
 
     The expected time is that in the model, loading aside.
     """
@@ -150,7 +150,7 @@ def estimates_table(folder: Path) -> str | None:
         lines.append("| " + " | ".join(cells) + " |")
     if not lines:
         return None
-    title = "**`sbeval inspect` beside the runs: memory in MiB, time in seconds**"
+    title = "**`sbeval inspect` and the runs: memory in MiB, time in seconds**"
     head = "| run | memory expected | peak | time in the model, expected | whole evaluation |\n| --- |" + " ---: |" * 4
     return "\n".join([title, "", head, *lines])
 
@@ -174,7 +174,7 @@ def main(arguments: Sequence[str]) -> None:
     commands = "\n".join(f"# {job['job']}: {job['seconds']:.0f} s\n{job['command']}" for job in done)
     parts = tables_of((report / "summary.md").read_text(encoding="utf-8"), shown.tables)
     parts += [table for table in (by_layer(folder, shown.layers), estimates_table(folder)) if table is not None]
-    title = "<details><summary>Every command, with its seconds beside other jobs</summary>"
+    title = "<details><summary>Every command, with its seconds while other jobs ran</summary>"
     listed = f"{title}\n\n```text\n{commands}\n```\n\n</details>"
     before, _, rest = page.read_text(encoding="utf-8").partition(MARKS[0])
     after = rest.partition(MARKS[1])[2]

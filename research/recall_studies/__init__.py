@@ -1,1 +1,1 @@
-"""RULER, recall probes and spans of the shipped checkpoints: how they were run, and tables of what came out."""
+"""RULER, recall probes and spans of the shipped checkpoints: scripts of the runs, and tables of their results."""

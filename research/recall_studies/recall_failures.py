@@ -1,4 +1,4 @@
-"""What wrong answers of the needle tasks are: counts by kind, from the samples files of finished runs.
+"""Counts the kinds of wrong answers in needle tasks, from the samples files of finished runs.
 
 Prompts are built again, since a sample is decided by task, seed and index. Each folder below FOLDER is one model and
 holds `--output_path` folders of runs without a grid of depths.

@@ -1,4 +1,4 @@
-"""Compares results files of a checkpoint with the paper's tables, and says of each published value agree or differ.
+"""Compares a checkpoint's results files with the paper's tables: each published value agrees or differs.
 
     python -m research.released.compare results/released
 
@@ -30,7 +30,7 @@ _PERPLEXITY, _AVERAGE = "Wikitext", "Avg."
 
 
 class Comparison(NamedTuple):
-    """One published value beside what was measured.
+    """One published value and the measured one.
 
     Attributes:
         measured: in the column's own unit, None where nothing was.

@@ -27,7 +27,7 @@ from sbeval.corpora.sources import stdlib_corpus
 from sbeval.errors import UserError
 from sbeval.foreign_files import read_yaml
 from sbeval.keeping.writing import set_aside, whole_file
-from sbeval.processes.ending import told_in_one_sentence
+from sbeval.processes.ending import reporting_errors
 from sbeval.settings import Count, Names, Number, Settings
 from sbeval.training.tokenizer import Tokens, train_tokenizer
 
@@ -35,7 +35,7 @@ _TOKENIZER_SAMPLE = 6
 
 
 class DataRecipe(Settings):
-    """What the training text is made of."""
+    """The sources of the training text."""
 
     packages: Names = Field(description="`name==version` of each package.")
     package_bytes_max: Count = Field(description="At most this much source text of one package.")
@@ -176,5 +176,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    with told_in_one_sentence():
+    with reporting_errors():
         main()

@@ -1,4 +1,4 @@
-"""Recall text: numbers given to names, and asked for again further on inside one training window.
+"""Recall text: names get numbers, and later text of the same training window asks for them.
 
 Three kinds, all built from a seed and an index alone:
 
@@ -152,7 +152,7 @@ class RecallWriter:
 
 
 def _asked_char(draw: random.Random, given_char: int) -> float:
-    """Draws where a number is asked for: log-uniform distances, so that short and long ones are equally common."""
+    """Draws the position of a question: log-uniform distances, so that short and long ones are equally common."""
     longest = max(QUERIED_CHARS - given_char, MIN_DISTANCE_CHARS + 1)
     return given_char + math.exp(draw.uniform(math.log(MIN_DISTANCE_CHARS), math.log(longest)))
 

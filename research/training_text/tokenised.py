@@ -20,7 +20,7 @@ from research.training_text.corpus import DOCUMENT_SEPARATOR
 from research.training_text.recall_text import RecallWriter
 from sbeval.errors import UserError
 from sbeval.keeping.writing import is_new, set_aside, written_beside
-from sbeval.processes.ending import told_in_one_sentence
+from sbeval.processes.ending import reporting_errors
 from sbeval.training.tokenizer import END_OF_TEXT, Tokens, save_tokenizer, token_dtype
 
 RECALL_BATCH_WINDOWS = 2048
@@ -165,5 +165,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    with told_in_one_sentence():
+    with reporting_errors():
         main()

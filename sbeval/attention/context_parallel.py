@@ -4,8 +4,8 @@ For N ranks a sequence is cut into 2 N chunks of equal length. Rank r holds chun
 newer chunk, so every rank computes equally many query-key pairs. Only attention needs tokens of other ranks.
 
 Stick-breaking attention visits keys from newest to oldest; a query's stick is the weight that the visited keys leave
-for older ones. So keys are received in that order, in pieces (ranges of keys) that grow. Each piece is received while
-attention to the previous piece is computed. A rank whose sticks are all below the threshold requests no older piece.
+for older ones. So keys are received in that order, in ranges that grow. Each range is received while
+attention to the previous range is computed. A rank whose sticks are all below the threshold requests no older range.
 With gradients, and for softmax attention, the keys and values of the whole sequence are all-gathered first.
 
 Shape suffixes: B batch, H query heads, G key/value heads, Q positions of this rank, C positions of a chunk, T all
@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sbeval.attention.api import StickBreakingOutput, stickbreaking_attention
-from sbeval.attention.zigzag import Piece, chunks_of, pieces
+from sbeval.attention.zigzag import KeyRange, chunks_of, key_ranges
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
@@ -31,7 +31,7 @@ class Transfers:
 
     Attributes:
         received_bytes: received from other ranks.
-        whole_bytes: bytes that this rank would have received if it had skipped no piece.
+        whole_bytes: bytes that this rank would have received if it had skipped no range.
     """
 
     received_bytes: int = 0
@@ -143,7 +143,7 @@ class _Walk:
         dtype = torch.promote_types(q.dtype, torch.float32)
         self.output = torch.empty(q.shape, dtype=dtype, device=q.device)
         self.remainder = torch.empty(q.shape[:3], dtype=dtype, device=q.device)
-        self.pieces_by_rank = [pieces(rank, context.ranks, self.chunk) for rank in range(context.ranks)]
+        self.ranges_by_rank = [key_ranges(rank, context.ranks, self.chunk) for rank in range(context.ranks)]
         self.next_index = 0
 
     def run(self) -> None:
@@ -153,71 +153,71 @@ class _Walk:
             out = stickbreaking_attention(*qkv, **self.options)
             self.output[:, :, local_chunk] = out.output
             self.remainder[:, :, local_chunk] = out.remainder
-        received: tuple[Piece, Sequence[Tensor]] | None = None
+        received: tuple[KeyRange, Sequence[Tensor]] | None = None
         while True:
-            # request the next piece before computing the received one, so that transfer and computation overlap
+            # request the next range before computing the received one, so that transfer and computation overlap
             requested = self._requested_by_rank()
-            wait_for_piece = self._exchange(requested)
+            wait_for_keys = self._exchange(requested)
             if received is not None:
                 self._add(*received)
             if all(index is None for index in requested):
                 break
-            received = wait_for_piece()
+            received = wait_for_keys()
         rank = self.context.rank
-        remote_pieces = [piece for piece in self.pieces_by_rank[rank] if piece.holder != rank]
-        self.context.transfers.whole_bytes += sum(map(self._bytes, remote_pieces))
+        remote_ranges = [key_range for key_range in self.ranges_by_rank[rank] if key_range.holder != rank]
+        self.context.transfers.whole_bytes += sum(map(self._bytes, remote_ranges))
 
     def _requested_by_rank(self) -> list[int | None]:
-        """Returns for each rank the index of the piece that it requests next, None if it needs no more."""
+        """Returns for each rank the index of the range that it requests next, None if it needs no more."""
         local_request = self._next()
         if self.skip_threshold is None:
             # without skipping, all ranks are at the same index
             return [
-                self.next_index if self.next_index < len(rank_pieces) else None for rank_pieces in self.pieces_by_rank
+                self.next_index if self.next_index < len(rank_ranges) else None for rank_ranges in self.ranges_by_rank
             ]
         request = torch.tensor([-1 if local_request is None else local_request], device=self.q.device)
-        requests = [torch.empty_like(request) for _ in self.pieces_by_rank]
+        requests = [torch.empty_like(request) for _ in self.ranges_by_rank]
         dist.all_gather(requests, request, group=self.context.group)
         return [None if index < 0 else index for index in torch.cat(requests).tolist()]
 
     def _next(self) -> int | None:
-        """Returns the index of the next piece that a query of this rank can still see, None if there is none."""
-        local_pieces = self.pieces_by_rank[self.context.rank]
+        """Returns the index of the next range that a query of this rank can still see, None if there is none."""
+        local_ranges = self.ranges_by_rank[self.context.rank]
         if self.skip_threshold is not None:
             halves = self.remainder.chunk(2, dim=2)
             older, newer = (bool((remainder >= self.skip_threshold).any()) for remainder in halves)
-            while self.next_index < len(local_pieces) and not (
-                newer or (older and local_pieces[self.next_index].of_both)
+            while self.next_index < len(local_ranges) and not (
+                newer or (older and local_ranges[self.next_index].of_both)
             ):
-                self.next_index = self.next_index + 1 if older else len(local_pieces)
-        return self.next_index if self.next_index < len(local_pieces) else None
+                self.next_index = self.next_index + 1 if older else len(local_ranges)
+        return self.next_index if self.next_index < len(local_ranges) else None
 
-    def _exchange(self, requested: list[int | None]) -> Callable[[], tuple[Piece, Sequence[Tensor]] | None]:
-        """Starts sending and receiving; returns a function that waits for the piece that this rank requested."""
+    def _exchange(self, requested: list[int | None]) -> Callable[[], tuple[KeyRange, Sequence[Tensor]] | None]:
+        """Starts sending and receiving; returns a function that waits for the range that this rank requested."""
         context = self.context
         operations: list[dist.P2POp] = []
-        incoming: tuple[Piece, Sequence[Tensor]] | None = None
+        incoming: tuple[KeyRange, Sequence[Tensor]] | None = None
         for rank, index in enumerate(requested):
             if index is None:
                 continue
-            piece = self.pieces_by_rank[rank][index]
+            key_range = self.ranges_by_rank[rank][index]
             if rank == context.rank:
                 self.next_index = index + 1
-                if piece.holder == rank:
-                    incoming = (piece, self._local_keys(piece))
+                if key_range.holder == rank:
+                    incoming = (key_range, self._local_keys(key_range))
                 else:
-                    shape = (2, *self.kv[0].shape[:2], piece.stop - piece.start, self.q.shape[3])
+                    shape = (2, *self.kv[0].shape[:2], key_range.stop - key_range.start, self.q.shape[3])
                     buffer = torch.empty(shape, dtype=self.q.dtype, device=self.q.device)
-                    incoming = (piece, buffer.unbind())
-                    operations.append(_p2p_op(dist.irecv, buffer, piece.holder, context))
-                    context.transfers.received_bytes += self._bytes(piece)
-            elif piece.holder == context.rank:
-                operations.append(_p2p_op(dist.isend, torch.stack(self._local_keys(piece)), rank, context))
+                    incoming = (key_range, buffer.unbind())
+                    operations.append(_p2p_op(dist.irecv, buffer, key_range.holder, context))
+                    context.transfers.received_bytes += self._bytes(key_range)
+            elif key_range.holder == context.rank:
+                operations.append(_p2p_op(dist.isend, torch.stack(self._local_keys(key_range)), rank, context))
         works = dist.batch_isend_irecv(operations) if operations else []
         if self.skip_threshold is None and requested[context.rank] is None:
             self.next_index += 1
 
-        def wait() -> tuple[Piece, Sequence[Tensor]] | None:
+        def wait() -> tuple[KeyRange, Sequence[Tensor]] | None:
             for work in works:
                 work.wait()
             operations.clear()  # the operations keep the tensors alive that are being sent
@@ -225,22 +225,22 @@ class _Walk:
 
         return wait
 
-    def _local_keys(self, piece: Piece) -> tuple[Tensor, ...]:
-        first = self.chunk if piece.newer else 0
-        rows = slice(first + piece.start, first + piece.stop)
+    def _local_keys(self, key_range: KeyRange) -> tuple[Tensor, ...]:
+        first = self.chunk if key_range.newer else 0
+        rows = slice(first + key_range.start, first + key_range.stop)
         return tuple(each[:, :, rows] for each in self.kv)
 
-    def _add(self, piece: Piece, kv: Sequence[Tensor]) -> None:
-        rows = slice(0 if piece.of_both else self.chunk, 2 * self.chunk)
+    def _add(self, key_range: KeyRange, kv: Sequence[Tensor]) -> None:
+        rows = slice(0 if key_range.of_both else self.chunk, 2 * self.chunk)
         remainder = self.remainder[:, :, rows]
         q = self.q[:, :, rows]
         out = stickbreaking_attention(q, *kv, causal=False, newer_remainder=remainder, **self.options)
         self.output[:, :, rows].addcmul_(remainder[..., None], out.output)
         remainder *= out.remainder
 
-    def _bytes(self, piece: Piece) -> int:
+    def _bytes(self, key_range: KeyRange) -> int:
         tokens = self.kv[0].shape[2]
-        return 2 * self.kv[0].numel() // tokens * (piece.stop - piece.start) * self.kv[0].element_size()
+        return 2 * self.kv[0].numel() // tokens * (key_range.stop - key_range.start) * self.kv[0].element_size()
 
 
 class _Gather(torch.autograd.Function):

@@ -6,11 +6,11 @@ For N ranks a sequence is cut into 2 N chunks of equal length; rank r holds chun
 import itertools
 from typing import NamedTuple
 
-FIRST_PIECE_TOKENS = 4096
-"""Length of a chunk's newest piece, in keys, if one chunk of the requester sees it; older pieces double in length."""
+FIRST_RANGE_TOKENS = 4096
+"""Length of a chunk's newest range, in keys, if one chunk of the requester sees it; older ranges double in length."""
 
 
-class Piece(NamedTuple):
+class KeyRange(NamedTuple):
     """A range of adjacent keys of one chunk, the unit in which keys are transferred.
 
     Attributes:
@@ -33,18 +33,18 @@ def chunks_of(rank: int, ranks: int) -> tuple[int, int]:
     return rank, 2 * ranks - 1 - rank
 
 
-def pieces(rank: int, ranks: int, chunk_tokens: int) -> list[Piece]:
-    """Returns the pieces that a rank requests: all keys older than its newer chunk, newest first.
+def key_ranges(rank: int, ranks: int, chunk_tokens: int) -> list[KeyRange]:
+    """Returns the ranges that a rank requests: all keys older than its newer chunk, newest first.
 
-    If chunks have two tokens or more, all ranks have equally many pieces. Pieces at the same index in the lists of two
-    ranks need equally much work: a piece that both chunks of a rank see has half as many keys. Ranks wait for each
-    other at every piece, so unequal pieces would cost time.
+    If chunks have two tokens or more, all ranks have equally many ranges. Ranges at the same index in the lists of two
+    ranks need equally much work: a range that both chunks of a rank see has half as many keys. Ranks wait for each
+    other at every range, so unequal ranges would cost time.
     """
     cuts = [0]
-    size = FIRST_PIECE_TOKENS
+    size = FIRST_RANGE_TOKENS
     while cuts[-1] < chunk_tokens:
         rest = chunk_tokens - cuts[-1] - size
-        cuts.append(cuts[-1] + size if rest >= FIRST_PIECE_TOKENS else chunk_tokens)
+        cuts.append(cuts[-1] + size if rest >= FIRST_RANGE_TOKENS else chunk_tokens)
         size *= 2
     twice = [chunk_tokens - cut // 2 for cut in (*cuts, *(chunk_tokens + cut for cut in cuts[1:]))]
     once = [chunk_tokens - cut for cut in cuts]
@@ -55,5 +55,5 @@ def pieces(rank: int, ranks: int, chunk_tokens: int) -> list[Piece]:
         of_both = chunk < older
         holder = 2 * ranks - 1 - chunk if of_newer else chunk
         bounds = itertools.pairwise(twice if of_both else once)
-        requests += [Piece(holder, of_newer, start, stop, of_both) for stop, start in bounds if start < stop]
+        requests += [KeyRange(holder, of_newer, start, stop, of_both) for stop, start in bounds if start < stop]
     return requests

@@ -4,7 +4,7 @@ import contextlib
 from pathlib import Path
 from typing import Any, Literal
 
-from sbeval.errors import UserError, shown
+from sbeval.errors import UserError, brief
 from sbeval.foreign_files import read_json_object
 from sbeval.hub_names import local_path
 from sbeval.rope_parameters import rope_entries
@@ -105,7 +105,7 @@ def refuse_adapter(folder: Path) -> None:
     base = None
     with contextlib.suppress(UserError):
         base = read_json_object(path, "the configuration of an adapter").get("base_model_name_or_path")
-    trained_on = f" ({shown(base)} by adapter_config.json)" if isinstance(base, str) and base else ""
+    trained_on = f" ({brief(base)} by adapter_config.json)" if isinstance(base, str) and base else ""
     raise UserError(
         f"Expected a model in {folder}, found a PEFT adapter: pass the model that it was trained on{trained_on} as "
         f"pretrained, and peft={folder} in --model_args."

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sbeval.checkpoints.facts import refuse_adapter
 from sbeval.checkpoints.values import check_sizes, names_quantisation
-from sbeval.errors import UserError, first_line, shown
+from sbeval.errors import UserError, brief, first_line
 from sbeval.foreign_files import fits, read_json_object
 from sbeval.hub_names import is_hub_id, local_path
 
@@ -107,7 +107,7 @@ def check_weights(folder: Path, config: dict[str, Any] | None = None) -> "Weight
     return None
 
 
-def held_bytes(folder: Path) -> int:
+def weight_file_bytes(folder: Path) -> int:
     """Returns the total bytes of the weight files in a folder, and of shards in other folders that an index names."""
     files = {*folder.glob("*")}
     for name in (_SAFETENSORS[1], _PICKLES[1]):
@@ -318,16 +318,16 @@ def _shards(path: Path) -> dict[str, set[str]]:
         raise UserError(f"{path} is not an index of shards, since it has no weight_map; download it again")
     shards: dict[str, set[str]] = {}
     for tensor, shard in index.items():
-        if not isinstance(shard, str) or not _lies_within(shard):
+        if not isinstance(shard, str) or not _is_within(shard):
             raise UserError(
-                f"{path} is not a valid index of shards: {shown(tensor)} is mapped to {shown(shard)}, which is not the "
+                f"{path} is not a valid index of shards: {brief(tensor)} is mapped to {brief(shard)}, which is not the "
                 "name of a file in its folder; download it again"
             )
         shards.setdefault(shard, set()).add(tensor)
     return shards
 
 
-def _lies_within(name: str) -> bool:
+def _is_within(name: str) -> bool:
     """Whether a relative path stays within its folder."""
     path = Path(name)
     return path.name != "" and "\0" not in name and not path.is_absolute() and ".." not in path.parts

@@ -24,13 +24,13 @@ from sbeval.checkpoints.facts import (
     text_config,
     training_length_tokens,
 )
-from sbeval.checkpoints.files import Weights, find_folder, held_bytes, read_config, some
+from sbeval.checkpoints.files import Weights, find_folder, read_config, some, weight_file_bytes
 from sbeval.checkpoints.quiet import quiet_transformers
 from sbeval.checkpoints.registry import CheckpointFormat, format_of_type
 from sbeval.checkpoints.unread import Report, UnreadTensors, settle_unread, settle_unread_files
 from sbeval.checkpoints.values import names_quantisation
 from sbeval.checkpoints.versions import check_transformers
-from sbeval.errors import UserError, first_line, raised_here, shown
+from sbeval.errors import UserError, brief, first_line, raised_here
 from sbeval.hub_names import is_hub_id, local_path
 from sbeval.models import SbevalConfig
 
@@ -97,7 +97,7 @@ def load_checkpoint(
     kv_expand: KvExpand = "auto",
     trust_remote_code: bool = False,
     revision: str | None = None,
-    found_format: FoundFormat | None = None,
+    detected_format: FoundFormat | None = None,
     allow_unread: Sequence[str] | None = None,
 ) -> LoadedCheckpoint:
     """Recognises a checkpoint's format and loads it.
@@ -109,7 +109,7 @@ def load_checkpoint(
         kv_expand: which key/value head a stick-breaking query head uses in dolomite checkpoints (`read_dolomite`).
         trust_remote_code: whether a model of transformers may run code from the checkpoint.
         revision: branch, tag or commit on the hub.
-        found_format: result of `released_format`, if it was called before.
+        detected_format: result of `released_format`, if it was called before.
         allow_unread: glob patterns of tensors that a transformers model, or the index of a model's shards, may leave
             unread. None allows none, and error messages then do not mention the option.
 
@@ -118,7 +118,7 @@ def load_checkpoint(
             not read all tensors.
     """
     requested_dtype = _dtype(dtype)
-    released, source = found_format or released_format(path_or_id, revision)
+    released, source = detected_format or released_format(path_or_id, revision)
     model: Any
     folder: Path | None = None
     name: str | None = None
@@ -266,7 +266,7 @@ def _check_room(auto_class: Any, folder: Path, *, trust_remote_code: bool) -> No
     The model is built on the meta device, so sizes that are defaults of the model type are checked too. They are too
     large if config.json has a wrong `model_type`.
     """
-    most_parameters = held_bytes(folder)
+    most_parameters = weight_file_bytes(folder)
     if not most_parameters:  # a hub id, or weights in another file format
         return
     parameters, model_type = 0, ""
@@ -309,11 +309,11 @@ def check_quantisation(config: Any, folder: Path) -> None:
             method = quantization.get("quant_method")
             unknown = isinstance(method, str) and method not in AUTO_QUANTIZATION_CONFIG_MAPPING
             if unknown and Weights(folder).all_in_floating_point():
-                logger.warning("ignoring quant_method %s: it is unknown, and no weight is quantised", shown(method))
+                logger.warning("ignoring quant_method %s: it is unknown, and no weight is quantised", brief(method))
                 del owner.quantization_config
                 return
         raise UserError(
-            f"transformers cannot read the quantisation quant_method={shown(quantization.get('quant_method'))} here "
+            f"transformers cannot read the quantisation quant_method={brief(quantization.get('quant_method'))} here "
             f"({first_line(error)}); install its package, or use weights that are not quantised"
         ) from error
 

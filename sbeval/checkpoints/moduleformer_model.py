@@ -228,8 +228,8 @@ class ModuleFormerForCausalLM(ModuleFormerPreTrainedModel, GenerationMixin):  # 
     def forward(self, input_ids: Tensor, logits_to_keep: int | Tensor = 0, **kwargs: Any) -> CausalLMOutputWithPast:
         """Runs the model and the head; `logits_to_keep` is a number of last positions (0: all), or indices."""
         outputs = self.model(input_ids, **kwargs)
-        kept_positions = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.head_logits(outputs.last_hidden_state[:, kept_positions])
+        positions_to_keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.head_logits(outputs.last_hidden_state[:, positions_to_keep])
         return CausalLMOutputWithPast(logits=logits, past_key_values=outputs.past_key_values)
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from sbeval.checkpoints.ignored import TRANSFORMERS, Ignored
-from sbeval.errors import UserError, shown
+from sbeval.errors import UserError, brief
 from sbeval.foreign_files import fits, kind_text
 from sbeval.rope_parameters import check_rope_values
 
@@ -101,7 +101,7 @@ class ConfigValues:
         """Returns a string that must be one of `allowed`, or the default if the key is absent."""
         value: str = self.get(name, str, default)
         if value not in allowed:
-            raise UserError(f"{name} {shown(value)} in {self._place} is not supported; supported: {', '.join(allowed)}")
+            raise UserError(f"{name} {brief(value)} in {self._place} is not supported; supported: {', '.join(allowed)}")
         return value
 
     def refuse_unread(self, ignored: Ignored, *, whole: bool = False) -> None:
@@ -118,18 +118,18 @@ class ConfigValues:
             if name not in allowed:
                 known = ", ".join(sorted(self._read | set(ignored)))
                 raise UserError(
-                    f"{self._place} has the unknown key {shown(name)} with the value {shown(value)}, which might "
+                    f"{self._place} has the unknown key {brief(name)} with the value {brief(value)}, which might "
                     f"change every number; known keys are {known}"
                 )
             values = allowed[name]
             if values is not None and not any(_same(value, supported) for supported in values):
                 raise UserError(
-                    f"{name} {shown(value)} in {self._place} is not supported; supported: "
+                    f"{name} {brief(value)} in {self._place} is not supported; supported: "
                     f"{', '.join(json.dumps(supported) for supported in values)}"
                 )
 
     def _wrong(self, name: str, expected: str, value: Any) -> UserError:
-        actual = "none" if value is None else shown(value)
+        actual = "none" if value is None else brief(value)
         return UserError(f"{name} in {self._place} must be {expected}, found {actual}; correct the configuration")
 
 
@@ -159,7 +159,7 @@ def check_generation(config: Any, embeddings: int) -> None:
                 requirement = "" if value is None else _violated_range(name, value, embeddings)
             if requirement:
                 raise UserError(
-                    f"{name} in generation_config.json must be {requirement}, found {shown(value)}; correct it"
+                    f"{name} in generation_config.json must be {requirement}, found {brief(value)}; correct it"
                 )
             if isinstance(value, int) and expected_type == float | None:
                 setattr(config, name, float(value))
@@ -197,7 +197,7 @@ def check_sizes(config: Mapping[str, Any], *, tensors: int, weight_bytes: int) -
             # some architectures have a list with one size for each layer
             if not (value is None or isinstance(value, list) or (fits(value, int) and value > 0)):
                 raise UserError(
-                    f"{name} in config.json must be a whole number of at least 1, found {shown(value)}; correct the "
+                    f"{name} in config.json must be a whole number of at least 1, found {brief(value)}; correct the "
                     "configuration"
                 )
         for name in ("rope_parameters", "rope_scaling"):

@@ -14,8 +14,8 @@ import typer
 
 from sbeval import report_options
 from sbeval.errors import UserError
-from sbeval.processes.next_step import EVALUATE, evaluation_of_folder, say_next
-from sbeval.processes.signals import AskedToEnd
+from sbeval.processes.next_step import EVALUATE, evaluation_of_folder, print_next_step
+from sbeval.processes.signals import EndedBySignal
 
 app = typer.Typer(name="sbeval", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 _HF = ("hf", "hf-auto", "huggingface")  # lm-eval's names of its model of transformers
@@ -172,7 +172,7 @@ def report(
     if watch:
         _keep_building(paths, build)
     else:
-        say_next(f"open {build().resolve().as_uri()} in a browser")
+        print_next_step(f"open {build().resolve().as_uri()} in a browser")
 
 
 def _keep_building(paths: list[Path], build: Callable[[], Path]) -> None:
@@ -188,7 +188,7 @@ def _keep_building(paths: list[Path], build: Callable[[], Path]) -> None:
     try:
         for _ in _load("sbeval.reports", "watch")(paths, build_or_print_error):
             pass
-    except AskedToEnd as ended:
+    except EndedBySignal as ended:
         if ended.signal is not signal.SIGINT:
             raise
         print("Watching ended.")
@@ -224,7 +224,7 @@ def convert(
     options = {"dtype": dtype, "kv_expand": kv_expand, "replace": replace}
     loaded = _load("sbeval.checkpoints", "convert_checkpoint")(source, destination, **options)
     print(f"Converted {source} (format {loaded.format}) to {destination.resolve()}")
-    say_next(evaluation_of_folder(destination))
+    print_next_step(evaluation_of_folder(destination))
 
 
 @app.command()
@@ -253,7 +253,7 @@ def demo(
 
     page: Path = _load("sbeval.demo.evaluation", "evaluate")(results, text=text, build_pages=build_pages)
     yours = EVALUATE.format("FOLDER").replace("sbeval", _load("sbeval.demo.evaluation", "program")(), 1)
-    say_next(f"open {page.resolve().as_uri()} in a browser; your own model: {yours}")
+    print_next_step(f"open {page.resolve().as_uri()} in a browser; your own model: {yours}")
 
 
 @app.command(context_settings=_PASSED_ON, options_metavar="")
@@ -262,7 +262,7 @@ def train(arguments: _Arguments = None) -> None:
     results = _load("sbeval.training.command", "train_command")(arguments or ["--help"])
     if results is not None:
         page = _build_report([results], results.parent / "report", None)
-        say_next(f"open {page.resolve().as_uri()} in a browser")
+        print_next_step(f"open {page.resolve().as_uri()} in a browser")
 
 
 @app.command(context_settings=_PASSED_ON, options_metavar="")

@@ -46,7 +46,7 @@ def span_hashes(tokens_T: NDArray[Any]) -> NDArray[np.uint64]:
     return hashes[hashes < _LIMIT]
 
 
-def keep_seen(
+def write_training_spans(
     stretches: Iterable[NDArray[Any]], tokenizer_sha256: str, folder: Path, *, parent: Path | None = None
 ) -> None:
     """Writes the span hashes of a training text into a checkpoint's folder.

@@ -18,7 +18,7 @@ from lm_eval._cli.utils import key_val_to_dict, try_parse_json
 
 from sbeval import registered
 from sbeval.checkpoints.facts import longest_input_tokens
-from sbeval.errors import UserError, first_line, shown
+from sbeval.errors import UserError, brief, first_line
 from sbeval.foreign_files import parse_json, read_json_object, read_yaml
 from sbeval.hub_names import local_path
 from sbeval.settings import Expected, Limit, Names, Text, as_counts, as_whole, read_value
@@ -256,11 +256,11 @@ def check_options(options: Mapping[str, Any]) -> None:
     for seed, package, least, bits in zip(seeds[1:3], ("numpy", "torch"), (0, -(2**63)), (32, 64), strict=False):
         if isinstance(seed, int) and not least <= seed < 2**bits:
             raise UserError.expected(
-                f"a seed for {package} from {least} to {2**bits - 1}", found=shown(seed), remedy="correct --seed"
+                f"a seed for {package} from {least} to {2**bits - 1}", found=brief(seed), remedy="correct --seed"
             )
     local_path(str(options.get("output_path") or ""))
     if (level := options.get("verbosity")) and str(level).upper() not in logging.getLevelNamesMapping():
-        raise UserError.expected("--verbosity such as INFO or ERROR", found=shown(level), remedy="correct it")
+        raise UserError.expected("--verbosity such as INFO or ERROR", found=brief(level), remedy="correct it")
     if options.get("check_integrity"):
         raise UserError(
             "--check_integrity runs the tests of lm-eval's source tree, which do not include these tasks: remove it."

@@ -31,8 +31,8 @@ from sbeval.harness.options import (
 )
 from sbeval.keeping.writing import writing_to
 from sbeval.processes import ranks
-from sbeval.processes.ending import told_in_one_sentence
-from sbeval.processes.next_step import say_next
+from sbeval.processes.ending import reporting_errors
+from sbeval.processes.next_step import print_next_step
 from sbeval.results.saving import saved_whole
 from sbeval.results.terminal import compact_table
 from sbeval.settings import Settings, described
@@ -55,7 +55,7 @@ def run(
         UserError: an option, the model or a task cannot be used.
     """
     chosen = parse(arguments)
-    own_tasks_needed = check is None or check(run_options(vars(chosen)))
+    lm_eval_tasks_needed = check is None or check(run_options(vars(chosen)))
     check_response_cache(vars(chosen).get("use_cache"))
     if find_finished is not None:
         continue_finished(chosen, vars(chosen), find_finished)
@@ -66,14 +66,14 @@ def run(
         stack.enter_context(_machine_described_early())
         if output and {os.environ.get(rank, "0") for rank in ("RANK", "LOCAL_RANK")} == {"0"}:
             chosen.output_path = stack.enter_context(saved_whole(output))
-        if not own_tasks_needed:
+        if not lm_eval_tasks_needed:
             stack.enter_context(registered.packaged_tasks_alone())
         stack.enter_context(option_errors_explained())
         chosen.func(chosen)
     if output:
-        say_next(f"sbeval report {shlex.quote(str(output))}")
+        print_next_step(f"sbeval report {shlex.quote(str(output))}")
     else:
-        say_next(
+        print_next_step(
             "the same with `--output_path results` keeps these numbers, `sbeval report results` makes a page of them"
         )
 
@@ -93,7 +93,7 @@ def run_plain(
         find_finished: as in `run`.
 
     Raises:
-        SystemExit: as in `told_in_one_sentence`.
+        SystemExit: as in `reporting_errors`.
         UserError: the `--config` file cannot be read.
     """
     options = vars(chosen)
@@ -104,7 +104,7 @@ def run_plain(
             raise
     if options.get("model") != registered.MODEL_NAME:
         return evaluate()
-    with told_in_one_sentence():
+    with reporting_errors():
         check_options(options)
         check(run_options(options))
         check_response_cache(options.get("use_cache"))
@@ -131,7 +131,7 @@ def continue_finished(
         return
     finished = find_finished(run)
     for sentence in finished.sentences:
-        ranks.say(sentence)
+        ranks.print_on_rank_0(sentence)
     if finished.files:
         metadata = metadata_of(options)
         chosen.metadata = metadata | {
@@ -180,7 +180,7 @@ def help_text(adapter_options: type[Settings], metadata: Sequence[tuple[str, Seq
     parser = HarnessCLI()._subparsers.choices["run"]
     parser.usage = "sbeval run --model_args pretrained=CKPT --tasks TASK,TASK --output_path DIR [options]"
     parser.description = (
-        "Evaluate: `lm_eval run` with the model sb, the packaged tasks, and samples logged beside an output path."
+        "Evaluate a model: `lm_eval run` with the model sb and the packaged tasks; --output_path also logs samples."
     )
     parser.epilog = None
     our_help = {

@@ -10,7 +10,7 @@ import typer
 
 from sbeval.errors import UserError, time_text
 from sbeval.hub_names import check_name
-from sbeval.processes.next_step import evaluation_of, say_next
+from sbeval.processes.next_step import evaluation_of, print_next_step
 from sbeval.rope_parameters import LENGTH_DEPENDENT, kind_of, rope_entries
 from sbeval.settings import Lengths, Limit, Patterns, as_counts, read_value
 
@@ -86,7 +86,7 @@ def inspect_command(
             raise typer.Exit(1)
         if not as_json:
             step = evaluation_of(checkpoint, tasks=tasks, metadata=metadata, model_args=model_args, limit=limit)
-            say_next(f"mend what is missing or wrong, then {step}" if answer.description.problems else step)
+            print_next_step(f"mend what is missing or wrong, then {step}" if answer.description.problems else step)
 
     app(list(arguments), prog_name="sbeval inspect")
 
@@ -123,7 +123,7 @@ class Inspection:
             estimate = {**dataclasses.asdict(self.duration), "seconds": self.duration.seconds}
             estimate["preparing_seconds"] = self.preparing_seconds
         return {
-            "checkpoint": {**described, **{name: list(described[name]) for name in ("told_by", "problems")}},
+            "checkpoint": {**described, **{name: list(described[name]) for name in ("evidence", "problems")}},
             "memory": {
                 "room": dataclasses.asdict(self.room) if self.room else None,
                 "needs": self.needs and [dataclasses.asdict(row) for row in self.needs],
@@ -270,7 +270,7 @@ def _allow_unread(model_args: Mapping[str, Any]) -> tuple[str, ...]:
 def _description_lines(described: "Description") -> list[str]:
     sizes, tokenizer = described.sizes, described.tokenizer
     rows = {
-        "format": f"{described.format or 'cannot be loaded'}; recognised by {', '.join(described.told_by)}",
+        "format": f"{described.format or 'cannot be loaded'}; recognised by {', '.join(described.evidence)}",
         "attention": described.attention,
         "": _pairs(described.details),
         "sizes": sizes and str(sizes),

@@ -27,7 +27,7 @@ from sbeval.checkpoints.quiet import quiet_transformers
 from sbeval.checkpoints.registry import format_of_type
 from sbeval.checkpoints.unread import UnreadTensors, settle_unread_files
 from sbeval.corpora.tokenizers import adds_bos, load_tokenizer, tokenizer_sha256
-from sbeval.errors import UserError, shown
+from sbeval.errors import UserError, brief
 from sbeval.inspection.memory import Sizes, experts_of, sizes_of
 from sbeval.models.learned_positions import learned_positions
 
@@ -54,7 +54,7 @@ class Description:
     Attributes:
         folder: the checkpoint's folder.
         format: name of the format, with the generation of dolomite-engine; None if the checkpoint cannot be loaded.
-        told_by: the evidence by which the format was recognised.
+        evidence: the evidence by which the format was recognised.
         attention: attention scheme of this project's models, or the model type of a transformers model.
         details: other settings that change how attention is computed.
         dtype: dtype of the loaded weights.
@@ -73,7 +73,7 @@ class Description:
 
     folder: str
     format: str | None
-    told_by: tuple[str, ...]
+    evidence: tuple[str, ...]
     attention: str | None
     details: Mapping[str, Any]
     dtype: str | None
@@ -136,7 +136,7 @@ def describe(
     return Description(
         folder=str(folder),
         format=name,
-        told_by=tuple(_evidence(source, headers)),
+        evidence=tuple(_evidence(source, headers)),
         attention=None if config is None else _attention(config, name),
         details=details,
         dtype=None if model is None else str(model.dtype).removeprefix("torch."),
@@ -165,7 +165,7 @@ class Headers(Weights):
             described = file.get_slice(name)
             kind = described.get_dtype()
         if kind not in str_to_torch_dtype:
-            raise UserError(f"the tensor {name} has the dtype {shown(kind)}, which is not supported")
+            raise UserError(f"the tensor {name} has the dtype {brief(kind)}, which is not supported")
         return torch.empty(self.shape(name), dtype=str_to_torch_dtype[kind], device="meta")
 
 

@@ -33,7 +33,7 @@ def content_of(name: str | Path, *, without: tuple[str, ...] = ()) -> tuple[tupl
     return tuple(zip(names, files_sha256(files), strict=True))
 
 
-class KeptByContent(Generic[Arguments, Value]):
+class CachedByContent(Generic[Arguments, Value]):
     """A function with an LRU cache, whose key is the arguments and the content of the file that one of them names."""
 
     def __init__(
@@ -59,12 +59,12 @@ class KeptByContent(Generic[Arguments, Value]):
         self._cached.cache_clear()
 
 
-def kept_by_content(
+def cached_by_content(
     maxsize: int, *, argument: int = 0, content: Callable[[str], Hashable] = content_of
-) -> Callable[[Callable[Arguments, Value]], KeptByContent[Arguments, Value]]:
+) -> Callable[[Callable[Arguments, Value]], CachedByContent[Arguments, Value]]:
     """Decorates a function with an LRU cache of `maxsize` results, keyed by its arguments and the content of a file.
 
     The positional argument with index `argument` names the file or folder. If it is None or a hub id, its value is the
     key.
     """
-    return lambda read: KeptByContent(read, maxsize, argument, content)
+    return lambda read: CachedByContent(read, maxsize, argument, content)

@@ -196,8 +196,8 @@ def unfinished(path: Path) -> Iterator[Path]:
             stack.callback(shutil.rmtree, temporary_folder, ignore_errors=True)
             # another process may remove the folder as abandoned before it is locked; then make another one
             with contextlib.suppress(FileNotFoundError):
-                is_held = stack.enter_context(lock_tried(_lock(temporary_folder), without_locks=True))
-                if is_held and _lock(temporary_folder).exists():
+                is_locked = stack.enter_context(lock_tried(_lock(temporary_folder), without_locks=True))
+                if is_locked and _lock(temporary_folder).exists():
                     break
         yield temporary_folder / path.name
 
@@ -207,10 +207,10 @@ def _remove_abandoned(path: Path) -> None:
     for abandoned in path.parent.glob(f"{glob.escape(path.name)}.{_TWELVE_DIGITS}.part*"):
         is_folder = abandoned.is_dir()  # earlier versions made files
         lock = _lock(abandoned) if is_folder else abandoned
-        with contextlib.suppress(OSError), lock_tried(lock, without_locks=False) as is_held:
-            if is_held and is_folder:
+        with contextlib.suppress(OSError), lock_tried(lock, without_locks=False) as is_locked:
+            if is_locked and is_folder:
                 shutil.rmtree(abandoned, ignore_errors=True)
-            elif is_held:
+            elif is_locked:
                 abandoned.unlink()
 
 
@@ -228,8 +228,8 @@ def alone_in(path: Path) -> Iterator[None]:
         UserError: another process holds the lock.
         OSError: the path cannot be opened.
     """
-    with lock_tried(path, without_locks=True) as is_held:
-        if not is_held:
+    with lock_tried(path, without_locks=True) as is_locked:
+        if not is_locked:
             folder = path if path.is_dir() else path.parent
             raise UserError(f"Another process is writing to {folder}: wait until it has ended, or name another folder.")
         yield
@@ -247,9 +247,9 @@ def lock_tried(path: Path, *, without_locks: bool) -> Iterator[bool]:
     descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT, 0o666)
     try:
         try:
-            is_held = lock_descriptor(descriptor, blocking=False)
+            is_locked = lock_descriptor(descriptor, blocking=False)
         except OSError:
-            is_held = without_locks
-        yield is_held
+            is_locked = without_locks
+        yield is_locked
     finally:
         os.close(descriptor)

@@ -25,13 +25,14 @@ from sbeval.models.packed_softmax import packed_softmax_attention, text_by_text
 from sbeval.models.positions import Positions
 from sbeval.models.rope import rotate
 from sbeval.models.slots import SlotCache, softmax_decode
-from sbeval.models.softmax import softmax_attention
+from sbeval.models.softmax import Bias, softmax_attention
 
-BIASED: dict[str, Callable[[int], AlibiBias | FireBias]] = {
+BIASED: dict[str, Callable[[int], Bias]] = {
     "alibi": AlibiBias,
     "nape": lambda heads: AlibiBias(heads, nape_slopes(heads)),
     "fire": FireBias,
 }
+"""Attention scheme to the function that makes its bias, which takes the number of heads."""
 
 
 class StickBreakingKernels(NamedTuple):

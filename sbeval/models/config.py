@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from transformers import GenerationConfig, PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from sbeval.errors import UserError, shown
+from sbeval.errors import UserError, brief
 from sbeval.foreign_files import fits, kind_text
 from sbeval.rope_parameters import any_factor_of_yarn, check_rope_values
 
@@ -254,7 +254,7 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
             value = getattr(self, name)
             if not fits(value, hint):
                 kind = "a positive integer" if name in _COUNTS.split() else f"of type {kind_text(hint)}"
-                raise UserError(f"{name} must be {kind}, got {shown(value)}")
+                raise UserError(f"{name} must be {kind}, got {brief(value)}")
             if name in _COUNTS.split() and value is not None and value < 1:
                 raise UserError(f"{name} must be a positive integer, got {value}")
         for name in ("norm_eps", "initializer_range"):
@@ -274,21 +274,21 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
         for layer, overrides in enumerate(self.layer_overrides):
             if forbidden := sorted(set(overrides) - set(LAYER_FIELDS)):
                 raise UserError(
-                    f"layer {layer} may override only {', '.join(LAYER_FIELDS)}; remove {shown(forbidden[0])}"
+                    f"layer {layer} may override only {', '.join(LAYER_FIELDS)}; remove {brief(forbidden[0])}"
                 )
             self.of_layer(layer)._check_types()
         if unsupported := set(self.schemes[1:]) - {"stickbreaking", "rope", "nope"}:
             raise UserError(
                 "layer_overrides may set attention to stickbreaking, rope or nope only, got "
-                f"{shown(sorted(unsupported)[0])}"
+                f"{brief(sorted(unsupported)[0])}"
             )
 
     def _check_combinations(self) -> None:
         for name, allowed in _CHOICES.items():
             if (value := getattr(self, name)) not in allowed:
-                raise UserError(f"{name} must be one of {', '.join(allowed)}, got {shown(value)}")
+                raise UserError(f"{name} must be one of {', '.join(allowed)}, got {brief(value)}")
         if not set(self.bias) <= set(BIASES):
-            raise UserError(f"bias must be true, false or a list of {', '.join(BIASES)}, got {shown(self.bias)}")
+            raise UserError(f"bias must be true, false or a list of {', '.join(BIASES)}, got {brief(self.bias)}")
         if self.attention == "stickbreaking" and self.sliding_window is not None:
             raise UserError(
                 f"sliding_window is for the softmax schemes, got {self.sliding_window} with stick-breaking attention; "
@@ -297,24 +297,24 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
         if self.attention != "stickbreaking" and (self.remainder != "none" or self.attend_current):
             raise UserError(
                 "remainder and attend_current belong to stick-breaking attention, got "
-                f"remainder={shown(self.remainder)}, attend_current={self.attend_current} with "
-                f"attention={shown(self.attention)}"
+                f"remainder={brief(self.remainder)}, attend_current={self.attend_current} with "
+                f"attention={brief(self.attention)}"
             )
         if self.attention_weights != "softmax" and self.attention not in _SCHEMES_OF_ALL_WEIGHTS:
             raise UserError(
-                f"attention_weights={shown(self.attention_weights)} needs attention to be one of "
-                f"{', '.join(_SCHEMES_OF_ALL_WEIGHTS)}, got {shown(self.attention)}"
+                f"attention_weights={brief(self.attention_weights)} needs attention to be one of "
+                f"{', '.join(_SCHEMES_OF_ALL_WEIGHTS)}, got {brief(self.attention)}"
             )
         self._check_experts()
         if self.rope_parameters is not None:
             rope_type = self.rope_parameters.get("rope_type")
             if rope_type != "default" and rope_type not in ROPE_INIT_FUNCTIONS:
                 known = ", ".join(["default", *ROPE_INIT_FUNCTIONS])
-                raise UserError(f"rope_type must be one of {known}, got {shown(rope_type)}")
+                raise UserError(f"rope_type must be one of {known}, got {brief(rope_type)}")
         if self.extended_from is not None and set(self.extended_from) != set(_PARENT_KEYS):
             raise UserError(
                 f"extended_from must be null or an object with exactly {', '.join(_PARENT_KEYS)}, got "
-                f"{shown(self.extended_from)}"
+                f"{brief(self.extended_from)}"
             )
 
     def _check_experts(self) -> None:
@@ -330,7 +330,7 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
         if self.balanced_experts and not self.normalize_expert_weights:
             raise UserError("balanced_experts=true needs normalize_expert_weights=true")
         if self.num_experts is not None and "mlp" in self.bias:
-            raise UserError(f"experts have no bias, got bias={shown(self.bias)}; remove 'mlp' from it")
+            raise UserError(f"experts have no bias, got bias={brief(self.bias)}; remove 'mlp' from it")
 
 
 # types of arguments that `__post_init__` converts to the type of the field

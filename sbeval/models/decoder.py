@@ -56,8 +56,8 @@ class SbevalModel(SbevalPreTrainedModel):  # type: ignore[no-untyped-call]
         self.layers = nn.ModuleList([DecoderBlock(config.of_layer(index), index) for index in layers])
         self.norm = make_norm(config)
         self.gradient_checkpointing = False
-        self.held_rope_frequencies: RopeFrequencies | None = None
-        self.held_extrapolation: Extrapolation | None = None
+        self.setting_rope_frequencies: RopeFrequencies | None = None
+        self.current_extrapolation: Extrapolation | None = None
         self.post_init()  # type: ignore[no-untyped-call]
 
     @can_return_tuple  # type: ignore[untyped-decorator]
@@ -87,7 +87,7 @@ class SbevalModel(SbevalPreTrainedModel):  # type: ignore[no-untyped-call]
             inputs_embeds: [B, L, E] embeddings, passed in place of `input_ids`.
             use_cache: whether to return a cache; None means `config.use_cache`, and False in training mode.
             rope_frequencies: from `rope_frequencies_for`. None means the frequencies that the context manager
-                `held_rope_frequencies` has set, or without it those of the checkpoint.
+                `setting_rope_frequencies` has set, or without it those of the checkpoint.
             output_hidden_states: also return the residual stream before each block and the final state.
             cu_seqlens: int32 [n + 1] for n texts packed into one row, which do not see each other: `input_ids` is
                 [1, T], and text s is tokens cu_seqlens[s] up to cu_seqlens[s + 1]. Cannot be combined with a cache or
@@ -124,7 +124,7 @@ class SbevalModel(SbevalPreTrainedModel):  # type: ignore[no-untyped-call]
         else:
             positions = self._packed_positions(cu_seqlens)
         if self.config.rope_parameters is not None:
-            frequencies = rope_frequencies or self.held_rope_frequencies
+            frequencies = rope_frequencies or self.setting_rope_frequencies
             if frequencies is None:
                 frequencies = self._checkpoint_frequencies(positions.packed_lengths, past, past + hidden.shape[1])
             positions = self._with_rope(positions, frequencies)
@@ -169,8 +169,8 @@ class SbevalModel(SbevalPreTrainedModel):  # type: ignore[no-untyped-call]
         return Positions(position_ids, None, None, cu_seqlens=cu_seqlens, packed_lengths=tuple(lengths.tolist()))
 
     def _with_rope(self, positions: Positions, frequencies: RopeFrequencies) -> Positions:
-        if self.held_extrapolation is not None:
-            return positions._replace(extrapolated=ExtrapolatedAttention(self.held_extrapolation, frequencies))
+        if self.current_extrapolation is not None:
+            return positions._replace(extrapolated=ExtrapolatedAttention(self.current_extrapolation, frequencies))
         return positions._replace(cos_sin=cos_sin(frequencies, positions.position_ids))
 
     def _checkpoint_frequencies(
@@ -180,7 +180,7 @@ class SbevalModel(SbevalPreTrainedModel):  # type: ignore[no-untyped-call]
         if packed_lengths is not None and rope_type in LENGTH_DEPENDENT:
             raise UserError(
                 f"RoPE of type {rope_type!r} depends on the length of a text, and packed texts have several lengths; "
-                "set one set of frequencies for all of them with held_rope_frequencies"
+                "set one set of frequencies for all of them with setting_rope_frequencies"
             )
         frequencies = self.rope_frequencies_for(length if packed_lengths is None else max(packed_lengths))
         reused = past and rope_type in LENGTH_DEPENDENT
@@ -246,8 +246,8 @@ class SbevalForCausalLM(SbevalPreTrainedModel, GenerationMixin):  # type: ignore
             output_attentions=kwargs.pop("output_attentions", None),
             return_dict=True,
         )
-        kept_positions = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.head_logits(outputs.last_hidden_state[:, kept_positions])
+        positions_to_keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.head_logits(outputs.last_hidden_state[:, positions_to_keep])
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)

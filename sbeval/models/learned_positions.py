@@ -8,7 +8,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from sbeval.hub_names import local_path
-from sbeval.keeping.content import content_of, kept_by_content
+from sbeval.keeping.content import cached_by_content, content_of
 
 _POSITION_TABLES = ("wpe", "embed_positions", "position_embeddings", "positions_embed")
 
@@ -29,7 +29,7 @@ def _configuration(pretrained: str) -> Hashable:
     return content_of(local_path(pretrained) / "config.json")
 
 
-@kept_by_content(4, content=_configuration)
+@cached_by_content(4, content=_configuration)
 def checkpoint_learned_positions(pretrained: str, revision: str | None = None) -> int | None:
     """Returns `learned_positions` of a checkpoint; None if it has none or transformers cannot build its model.
 

@@ -109,7 +109,7 @@ class SbevalPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
     ) -> RopeFrequencies:
         """Returns the RoPE frequencies for one request; pass them to `forward` or `generate` as `rope_frequencies`.
 
-        The arguments are those of `sbeval.models.rope.held_rope_frequencies`.
+        The arguments are those of `sbeval.models.rope.setting_rope_frequencies`.
 
         Raises:
             UserError: the model has no rotary embeddings.

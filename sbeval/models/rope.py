@@ -121,7 +121,7 @@ def scaled_parameters(checkpoint_rope: Mapping[str, Any], scaling: Mapping[str, 
 
 
 @contextmanager
-def held_rope_frequencies(
+def setting_rope_frequencies(
     model: nn.Module,
     length_tokens: int,
     scaling: Mapping[str, Any] | None = None,
@@ -150,10 +150,10 @@ def held_rope_frequencies(
     module: Any
     with ExitStack() as restored_at_exit:
         for module in model.modules():
-            if hasattr(module, "held_rope_frequencies") and module.config.rope_parameters is not None:
+            if hasattr(module, "setting_rope_frequencies") and module.config.rope_parameters is not None:
                 original = {"original_length_tokens": original_length_tokens}
                 scaled = module.rope_frequencies_for(length_tokens, scaling, **original)
-                module_frequencies, new_attributes = [scaled], {"held_rope_frequencies": scaled}
+                module_frequencies, new_attributes = [scaled], {"setting_rope_frequencies": scaled}
             elif hasattr(module, "rope_type") and hasattr(module, "config"):
                 module_frequencies, new_attributes = _scaled_module(
                     module, length_tokens, scaling, original_length_tokens

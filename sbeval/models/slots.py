@@ -68,10 +68,12 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             self.lazy_initialization(key_states, value_states)
         if (filling := self._cache.filling) is not None:
             both = (self.keys, key_states), (self.values, value_states)
-            seen_k, seen_v = (new if filling.begin == 0 else _after_earlier(room, new, filling) for room, new in both)
+            visible_k, visible_v = (
+                new if filling.begin == 0 else _after_earlier(room, new, filling) for room, new in both
+            )
             for room, new in both:
                 _fill(room, new, filling)
-            return seen_k, seen_v
+            return visible_k, visible_v
         _write(self.keys, self.values, key_states, value_states, self._cache.position_B)
         return self.attended()
 
@@ -177,10 +179,10 @@ def softmax_decode(
     queries = q_BHQD.shape[2]
     longest = int(length_B.max())
     last_BQ1 = length_B[:, None, None] - torch.arange(queries, 0, -1, device=length_B.device)[:, None]
-    seen_BQK = torch.arange(longest, device=length_B.device) <= last_BQ1
+    visible_BQK = torch.arange(longest, device=length_B.device) <= last_BQ1
     # query heads that share a key head are rows of one matmul, so that keys are not copied
     q_BGRD = q_BHQD.reshape(len(q_BHQD), groups, -1, q_BHQD.shape[3])
-    mask_B1RK = seen_BQK.repeat(1, q_BGRD.shape[2] // queries, 1)[:, None]
+    mask_B1RK = visible_BQK.repeat(1, q_BGRD.shape[2] // queries, 1)[:, None]
     k_BGKD, v_BGKD = k_BGKD[:, :, :longest], v_BGKD[:, :, :longest]
     if sink_H is not None:  # as one more key, with a zero key vector and the sink as its bias
         logit_1GR1 = sink_H.to(q_BHQD.dtype).repeat_interleave(queries).view(1, groups, -1, 1)

@@ -15,7 +15,7 @@ Decisions:
   key of the TCPStore at which the ranks met, and ends the process when the key holds an error message.
 - `sbeval launch` runs accelerate's launcher in its own process, so that it can print that message in place of
   accelerate's long report about a failed child.
-- `ending.told_in_one_sentence` wraps the body of every command. A signal becomes an exception, so that temporary files
+- `ending.reporting_errors` wraps the body of every command. A signal becomes an exception, so that temporary files
   are removed. An error of a disk, path, network or memory becomes one sentence, whichever library raised it. An
   exception from a bug of this package keeps its traceback.
 """

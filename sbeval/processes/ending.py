@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from sbeval.errors import UserError, first_line, log_visibly, shown, visible, visible_in_colour
+from sbeval.errors import UserError, brief, first_line, log_visibly, visible, visible_in_colour
 from sbeval.processes import ranks
-from sbeval.processes.signals import AskedToEnd, raising_when_asked_to_end
+from sbeval.processes.signals import EndedBySignal, raising_on_signals
 
 # messages of the operating system, of SQLite, and of torch's file writer after a short write
 _NO_ROOM = (
@@ -35,7 +35,7 @@ _NETWORK_PACKAGES = ("socket", "urllib", "httpx", "httpcore", "requests", "urlli
 
 
 @contextlib.contextmanager
-def told_in_one_sentence() -> Iterator[None]:
+def reporting_errors() -> Iterator[None]:
     """Runs the body of a command: prints errors as one sentence on standard error and sets the exit code.
 
     An exception that comes from a bug of this package is raised again, with its traceback.
@@ -47,11 +47,11 @@ def told_in_one_sentence() -> Iterator[None]:
     """
     try:
         try:
-            with raising_when_asked_to_end(), _showing_what_is_visible():
+            with raising_on_signals(), _showing_what_is_visible():
                 _silence_threads_of_databases()
                 _check_surroundings()
                 yield
-        except AskedToEnd as ended:
+        except EndedBySignal as ended:
             ranks.set_failing()
             if not ranks.launched():
                 print(ended, file=sys.stderr)
@@ -188,7 +188,7 @@ def _not_utf8(text: str) -> str:
     try:
         name = text.encode(errors="surrogateescape")  # Python decodes file names that are not UTF-8 with this handler
     except UnicodeEncodeError:
-        return f"Expected text that UTF-8 can encode, found half a surrogate pair in {shown(text)}: correct that text."
+        return f"Expected text that UTF-8 can encode, found half a surrogate pair in {brief(text)}: correct that text."
     return f"Expected file names in UTF-8, found {name[:500]!r}: rename that file."
 
 

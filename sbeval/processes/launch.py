@@ -13,8 +13,8 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from sbeval.errors import UserError, first_line
-from sbeval.processes.ranks import LAUNCHED, tell_machines
-from sbeval.processes.signals import AskedToEnd
+from sbeval.processes.ranks import LAUNCHED, notify_machines
+from sbeval.processes.signals import EndedBySignal
 
 _COMMANDS = ("run", "train", "extend")
 
@@ -24,7 +24,7 @@ def launch(arguments: Sequence[str]) -> None:
 
     Raises:
         UserError: the error of the first process that failed, or how it ended.
-        AskedToEnd: a signal asked this process to end.
+        EndedBySignal: a signal asked this process to end.
     """
     chosen = _as_module(launch_command_parser().parse_args(list(arguments)))
     # without PYTHONSAFEPATH a checkout in the current folder would hide the installed package
@@ -36,10 +36,10 @@ def launch(arguments: Sequence[str]) -> None:
         why, on_the_board = _why(error.failures)
         print(file=sys.stderr)  # ends the line of an interrupted progress bar
         if (chosen.num_machines or 1) > 1 and not on_the_board:
-            tell_machines(chosen.main_process_ip, int(chosen.main_process_port), why)
+            notify_machines(chosen.main_process_ip, int(chosen.main_process_port), why)
         raise UserError(why) from None
     except SignalException as error:
-        raise AskedToEnd(error.sigval) from None
+        raise EndedBySignal(error.sigval) from None
     except subprocess.CalledProcessError as error:
         raise SystemExit(error.returncode) from None
     except ConnectionError:

@@ -9,7 +9,7 @@ from pathlib import Path
 from sbeval.foreign_files import has_tokenizer_files
 from sbeval.processes import ranks
 
-_said_later = False
+_is_deferred = False
 
 EVALUATE = "sbeval run --model_args pretrained={} --tasks sb_stdlib_fixed_target --limit 40 --output_path results"
 """Command line that evaluates a new checkpoint, with a task that needs no data."""
@@ -44,19 +44,19 @@ def evaluation_of_folder(folder: Path) -> str:
     return command if has_tokenizer_files(folder) else f"save the files of its tokenizer in {folder}, then {command}"
 
 
-def say_next(step: str) -> None:
+def print_next_step(step: str) -> None:
     """Prints the next step as a command's last line; only rank 0 prints."""
-    if not _said_later:
-        ranks.say(f"Next: {step}")
+    if not _is_deferred:
+        ranks.print_on_rank_0(f"Next: {step}")
 
 
 @contextlib.contextmanager
-def saying_next_later() -> Iterator[None]:
-    """Inside this context `say_next` prints nothing, for a command that runs another one and goes on after it."""
-    global _said_later
-    previous_value = _said_later
-    _said_later = True
+def deferring_next_step() -> Iterator[None]:
+    """Inside this context `print_next_step` prints nothing, for a command that runs another one first."""
+    global _is_deferred
+    previous_value = _is_deferred
+    _is_deferred = True
     try:
         yield
     finally:
-        _said_later = previous_value
+        _is_deferred = previous_value

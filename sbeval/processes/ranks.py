@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from sbeval.errors import UserError, first_line, shown
+from sbeval.errors import UserError, brief, first_line
 
 LAUNCHED = "SBEVAL_LAUNCHED"
 """Environment variable that `sbeval launch` sets for its processes: the launcher prints their error."""
@@ -32,7 +32,7 @@ _NUMBERS = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 _WAIT_SECONDS = 1800.0
 _LOOK_SECONDS = 0.5
 # time within which every other rank has polled the board and ended
-_TOLD_SECONDS = 3 * _LOOK_SECONDS
+_READ_SECONDS = 3 * _LOOK_SECONDS
 _LOST_SECONDS = 10.0
 _TO_END_SECONDS = 5.0
 _ENDS_WELL = 0
@@ -72,11 +72,11 @@ def check_environment(*, meeting: bool = False) -> None:
     for name, value in values.items():
         if not value.removeprefix("-").isdecimal():
             raise UserError(
-                f"Expected a whole number in the environment variable {name}, found {shown(value)}: {remedy}."
+                f"Expected a whole number in the environment variable {name}, found {brief(value)}: {remedy}."
             )
     if (value := os.environ.get("ACCELERATE_USE_CPU", "no")).lower() not in _TRUTHS:
         raise UserError.expected(
-            "true or false in the environment variable ACCELERATE_USE_CPU", found=shown(value), remedy="unset it"
+            "true or false in the environment variable ACCELERATE_USE_CPU", found=brief(value), remedy="unset it"
         )
     # accelerate treats any process with LOCAL_RANK as one of several
     if meeting and (several() or int(values.get("LOCAL_RANK", -1)) >= 0):
@@ -98,7 +98,7 @@ def find_processes() -> None:
         os.environ.setdefault("ACCELERATE_USE_CPU", "true")
 
 
-def say(text: str) -> None:
+def print_on_rank_0(text: str) -> None:
     """Prints a line on rank 0 only."""
     if is_first_process():
         print(text, flush=True)
@@ -143,8 +143,8 @@ def report_failure(error: BaseException, sentence: str | None) -> bool:
             _report(elsewhere)
             return True
         message = f"{sentence or first_line(error)} ({_name()})"
-        is_first = _watch.tell(message)
-        time.sleep(_TOLD_SECONDS)
+        is_first = _watch.post(message)
+        time.sleep(_READ_SECONDS)
         sentence = sentence and (message if is_first else None)
         if sentence is None and not is_first:
             return True
@@ -156,11 +156,11 @@ def launched() -> bool:
     return bool(os.environ.get(LAUNCHED)) and bool(os.environ.get("TORCHELASTIC_ERROR_FILE"))
 
 
-def tell_machines(address: str, port: int, sentence: str) -> None:
+def notify_machines(address: str, port: int, sentence: str) -> None:
     """Tells the ranks of other machines, from a launcher, that a rank of this machine has failed."""
     with contextlib.suppress(Exception):  # the store of the first machine's launcher may be gone
         if _board(address, port, _TO_END_SECONDS).compare_set(_FAILED, "", sentence).decode() == sentence:
-            time.sleep(_TOLD_SECONDS)
+            time.sleep(_READ_SECONDS)
 
 
 @atexit.register
@@ -232,7 +232,7 @@ class _Watch:
         finally:
             self._since = None
 
-    def tell(self, sentence: str) -> bool:
+    def post(self, sentence: str) -> bool:
         """Writes an error message on the board if the board is empty; returns whether it was empty."""
         set_failing()
         with contextlib.suppress(Exception), self._using:
@@ -285,8 +285,8 @@ class _Watch:
                     f"Ranks waited {self._wait_seconds:.0f} s for {' and '.join(late)}, which did not come: look at "
                     f"what delays it, or set {WAIT_SECONDS} to more seconds."
                 )
-                self.tell(sentence)
-                time.sleep(_TOLD_SECONDS)
+                self.post(sentence)
+                time.sleep(_READ_SECONDS)
                 with contextlib.suppress(Exception):  # the store may have ended with its launcher
                     sentence = self._read(_FAILED) or sentence
                 self._end(sentence)

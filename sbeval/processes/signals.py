@@ -10,7 +10,7 @@ _DEFAULTS = (signal.SIG_DFL, signal.default_int_handler)
 _ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 
-class AskedToEnd(SystemExit):
+class EndedBySignal(SystemExit):
     """A signal asked this process to end; the exit code is 128 plus the signal's number, as in a shell."""
 
     def __init__(self, number: int) -> None:
@@ -22,20 +22,20 @@ class AskedToEnd(SystemExit):
 
 
 @contextlib.contextmanager
-def raising_when_asked_to_end() -> Iterator[None]:
-    """Inside this context, SIGTERM, SIGHUP and SIGINT raise `AskedToEnd`; does nothing outside the main thread."""
+def raising_on_signals() -> Iterator[None]:
+    """Inside this context, SIGTERM, SIGHUP and SIGINT raise `EndedBySignal`; does nothing outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def raise_asked_to_end(number: int, frame: FrameType | None) -> None:
-        raise AskedToEnd(number)
+    def raise_ended_by_signal(number: int, frame: FrameType | None) -> None:
+        raise EndedBySignal(number)
 
     # a signal that is ignored, as under nohup, stays ignored
     handlers = {number: signal.getsignal(number) for number in _ENDING}
     handlers = {number: handler for number, handler in handlers.items() if handler in _DEFAULTS}
     for number in handlers:
-        signal.signal(number, raise_asked_to_end)
+        signal.signal(number, raise_ended_by_signal)
     try:
         yield
     finally:

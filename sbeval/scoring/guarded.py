@@ -12,7 +12,7 @@ from typing import Any
 
 from lm_eval.api.registry import model_registry
 
-from sbeval.errors import UserError, first_line, shown
+from sbeval.errors import UserError, brief, first_line
 from sbeval.results.records import USERINFO
 from sbeval.scoring.returned import ECHO_REMEDY, PromptBatch, WrongAnswerError, check_echo, check_scores, check_texts
 
@@ -106,7 +106,7 @@ def _parse_errors_as_user_errors(backend: str, outputs: Any, prompts: Sequence[S
     except UserError:
         raise
     except Exception as error:  # a field of an unexpected type can raise anything
-        reason = f"{type(error).__name__} ({first_line(error)}) in {shown(outputs)}"
+        reason = f"{type(error).__name__} ({first_line(error)}) in {brief(outputs)}"
         prompt = prompts[0] if len(prompts) == 1 else None
         raise WrongAnswerError(
             f"Expected an answer of {backend} that lm-eval can read, found {reason}", prompt

@@ -40,18 +40,18 @@ def _add_blocks(logits, first, stop, vocabulary, highest, total, LANES: tl.const
 def _kernel(logits, target, logprob, greedy, vocabulary, row_stride, LANES: tl.constexpr, WIDTH: tl.constexpr):
     row = tl.program_id(0)
     logits += row.to(tl.int64) * row_stride
-    wanted = tl.load(target + row)
+    target_id = tl.load(target + row)
     # a target outside the vocabulary would read another row's logits: its log-probability is NaN
-    known = (wanted >= 0) & (wanted < vocabulary)
-    chosen = tl.load(logits + wanted, mask=known, other=float("nan")).to(tl.float32)
+    in_vocabulary = (target_id >= 0) & (target_id < vocabulary)
+    chosen = tl.load(logits + target_id, mask=in_vocabulary, other=float("nan")).to(tl.float32)
     # first the blocks before the target's, since the maximum before the target decides ties; then the rest
-    target_block = tl.where(known, wanted, 0).to(tl.int32) // (LANES * WIDTH) * (LANES * WIDTH)
+    target_block = tl.where(in_vocabulary, target_id, 0).to(tl.int32) // (LANES * WIDTH) * (LANES * WIDTH)
     highest = tl.full([LANES], -float("inf"), tl.float32)
     total = tl.zeros([LANES], tl.float32)
     before, total = _add_blocks(logits, 0, target_block, vocabulary, highest, total, LANES, WIDTH)
     highest, total = _add_blocks(logits, target_block, vocabulary, vocabulary, before, total, LANES, WIDTH)
     column = _columns(target_block, LANES, WIDTH)
-    value = tl.load(logits + column, mask=(column < wanted) & known, other=-float("inf")).to(tl.float32)
+    value = tl.load(logits + column, mask=(column < target_id) & in_vocabulary, other=-float("inf")).to(tl.float32)
     before = tl.maximum(before, tl.max(value, 1))
     # lanes are combined once, at the end; NaN or infinite logits have made a sum NaN
     top = tl.max(highest, 0)

@@ -34,15 +34,15 @@ NEVER = 2**62
 
 
 class NonFiniteError(UserError):
-    """The model computed NaN or infinity. `found` says where, without a remedy; `row` is the batch row."""
+    """The model computed NaN or infinity. `fault` is the message without the remedy; `row` is the batch row."""
 
-    def __init__(self, found: str, row: int = 0, request: str = "") -> None:
-        super().__init__(f"{found}{request and f' in {request}'}: {REMEDY}.")
-        self.found, self.row = found, row
+    def __init__(self, fault: str, row: int = 0, request: str = "") -> None:
+        super().__init__(f"{fault}{request and f' in {request}'}: {REMEDY}.")
+        self.fault, self.row = fault, row
 
     def of(self, request: str) -> Self:
         """Returns the same error, whose message also names the request."""
-        return type(self)(self.found, self.row, request)
+        return type(self)(self.fault, self.row, request)
 
 
 def non_finite_weights(model: nn.Module) -> list[str]:
@@ -89,15 +89,15 @@ class NoText(str):
     error: NonFiniteError
     facts: Mapping[str, Any]
 
-    def __new__(cls, found: str, row: int = 0) -> Self:
-        """Makes the empty text; `found` and `row` are the arguments of its `NonFiniteError`."""
+    def __new__(cls, fault: str, row: int = 0) -> Self:
+        """Makes the empty text; `fault` and `row` are the arguments of its `NonFiniteError`."""
         self = super().__new__(cls, "")
-        self.error = NonFiniteError(found, row)
+        self.error = NonFiniteError(fault, row)
         self.facts = {}
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (type(self), (self.error.found, self.error.row), {"facts": self.facts})
+        return (type(self), (self.error.fault, self.error.row), {"facts": self.facts})
 
 
 class FiniteWatch(LogitsProcessor):

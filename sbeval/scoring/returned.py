@@ -21,7 +21,7 @@ import re
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sbeval.errors import UserError, shown
+from sbeval.errors import UserError, brief
 
 ROUNDING_NATS = 0.01
 """How far a log-probability may exceed 0, in nats, because of rounding."""
@@ -128,13 +128,13 @@ def check_echo(output: Any, prompt: str, scored_from: int, backend: str) -> None
     choices = _choices(output, backend, 1)
     record = None if choices is None else choices[0].get("logprobs")
     if choices is None or not isinstance(record, Mapping):
-        raise WrongAnswerError(f"{expectation}, found {shown(output)}: {ECHO_REMEDY}")
+        raise WrongAnswerError(f"{expectation}, found {brief(output)}: {ECHO_REMEDY}")
     columns = [record.get(name) for name in ("text_offset", "tokens", "token_logprobs", "top_logprobs")]
     if not all(isinstance(column, list) and len(column) == len(columns[0] or ()) > 2 for column in columns):
-        raise WrongAnswerError(f"{expectation}, found {shown(record)}: {ECHO_REMEDY}")
+        raise WrongAnswerError(f"{expectation}, found {brief(record)}: {ECHO_REMEDY}")
     offsets = columns[0] or []
     if not all(_is_number(offset) for offset in offsets) or offsets != sorted(offsets):
-        raise WrongAnswerError(f"{expectation}, found offsets (text_offset) that do not increase ({shown(offsets)})")
+        raise WrongAnswerError(f"{expectation}, found offsets (text_offset) that do not increase ({brief(offsets)})")
     if offsets[-1] < len(prompt):
         raise WrongAnswerError(
             f"{expectation}, found those of {offsets[-1]} of its {len(prompt)} characters: start the server with a "
@@ -160,14 +160,14 @@ def check_texts(outputs: Any, prompts: int | None, backend: str) -> None:
     """
     for body in outputs if isinstance(outputs, list) else [outputs]:
         if (choices := _choices(body, backend, prompts)) is None:
-            raise WrongAnswerError(f"Expected generated texts (`choices`) from {backend}, found {shown(body)}")
+            raise WrongAnswerError(f"Expected generated texts (`choices`) from {backend}, found {brief(body)}")
         for choice in choices:
             if choice.get("finish_reason") == "content_filter":
                 continue
             message = choice.get("message")
             holder, name = (choice, "text") if message is None else (message, "content")
             if not isinstance(holder, Mapping) or not isinstance(holder.get(name, 0), str | None):
-                raise WrongAnswerError(f"Expected a generated text from {backend}, found {shown(choice)}")
+                raise WrongAnswerError(f"Expected a generated text from {backend}, found {brief(choice)}")
 
 
 def prompt_tokens(outputs: Any) -> int | None:
@@ -190,7 +190,7 @@ def _answers(outputs: Any, batch: PromptBatch) -> list[_Answer] | None:
         return None
     choices = _choices(bodies[0], batch.backend, len(batch.prompts)) if len(bodies) == 1 else None
     if choices is None:
-        raise WrongAnswerError(f"Expected choices with log-probabilities from {batch.backend}, found {shown(outputs)}")
+        raise WrongAnswerError(f"Expected choices with log-probabilities from {batch.backend}, found {brief(outputs)}")
     # for several prompts, a server reports only the total number of tokens
     read = prompt_tokens(bodies[0]) if len(choices) == 1 else None
     return [_of_completions(choice, read, batch) for choice in choices]
@@ -211,7 +211,7 @@ def _choices(body: Any, backend: str, prompts: int | None) -> list[Mapping[str, 
         raise WrongAnswerError(f"Expected {expected} answers from {backend}, found {len(choices)}")
     by_index = {choice["index"]: choice for choice in choices if _count(choice.get("index")) is not None}
     if {*by_index} != {*range(expected)}:
-        indices = shown([choice.get("index") for choice in choices])
+        indices = brief([choice.get("index") for choice in choices])
         raise WrongAnswerError(
             f"Expected each index from 0 to {expected - 1} once in an answer from {backend}, found {indices}"
         )
@@ -240,7 +240,7 @@ def _of_sglang(meta: Any, batch: PromptBatch) -> _Answer:
     if not isinstance(rows, list) or not all(isinstance(row, list | tuple) and len(row) > 1 for row in rows):
         raise WrongAnswerError(
             f"Expected a list of log-probability and token pairs (`input_token_logprobs`) from {batch.backend}, found "
-            f"{shown(rows)}"
+            f"{brief(rows)}"
         )
     logprobs, ids = [row[0] for row in rows], [row[1] for row in rows]
     best: list[Any] | None = None
@@ -299,10 +299,10 @@ def _echo_difference(answer: _Answer, prompt: Sequence[int], tokenizer: Any) -> 
             differs = isinstance(name, str) and token_texts is not None and not token_texts.fits(token, name)
         if differs:
             expected = token_texts.name(token) if token_texts else token
-            return f"the token {shown(name)} in place of {expected} at position {position}: {cause}"
+            return f"the token {brief(name)} in place of {expected} at position {position}: {cause}"
     has_tokens = any(isinstance(name, str | int) for name in tokens or ())
     if token_texts and not has_tokens and token_texts.is_other(prompt, answer.text):
-        return f"the text {shown(answer.text)}: {cause}"
+        return f"the text {brief(answer.text)}: {cause}"
     return ""
 
 
@@ -310,14 +310,14 @@ def _impossible(answer: _Answer, scored_from: int, tokenizer: Any) -> str:
     """Returns which log-probability no model can give; "" if all are possible."""
     logprobs, best = answer.logprobs, answer.best
     if logprobs and logprobs[0] is not None:
-        return f"{shown(logprobs[0])} for the first token, which has no log-probability: the list may be shifted"
+        return f"{brief(logprobs[0])} for the first token, which has no log-probability: the list may be shifted"
     for position, value in enumerate(logprobs[1:], 1):
         if not _is_number(value) or math.isnan(value) or value > ROUNDING_NATS:
             above = " above 0" if _is_number(value) and value > 0 else ""
-            return f"a log-probability{above} of {shown(value)} for the token at position {position}"
+            return f"a log-probability{above} of {brief(value)} for the token at position {position}"
         if value <= LEAST_NATS and position >= scored_from:
             return (
-                f"{shown(value)} for the token at position {position}, which stands for minus infinity: run the model "
+                f"{brief(value)} for the token at position {position}, which stands for minus infinity: run the model "
                 "in float32 and check its weights"
             )
     if len(logprobs) > _LEAST_ZEROS and not any(logprobs[1:]):
@@ -330,24 +330,24 @@ def _impossible(answer: _Answer, scored_from: int, tokenizer: Any) -> str:
         if position == 0:
             continue
         if not isinstance(alternatives, Mapping) or not alternatives or not all(map(_is_number, alternatives.values())):
-            return f"{shown(alternatives)} as the most probable tokens at position {position}"
+            return f"{brief(alternatives)} as the most probable tokens at position {position}"
         highest = max(alternatives.values())
         if not all(logprob <= ROUNDING_NATS for logprob in alternatives.values()):
-            return f"a log-probability above 0 for a probable token at position {position} ({shown(alternatives)})"
+            return f"a log-probability above 0 for a probable token at position {position} ({brief(alternatives)})"
         if math.fsum(map(math.exp, alternatives.values())) > 1 + ROUNDING_NATS:
-            return f"probabilities that add up to more than 1 at position {position} ({shown(alternatives)})"
+            return f"probabilities that add up to more than 1 at position {position} ({brief(alternatives)})"
         if highest < value - _SAME_NATS:
             return (
-                f"{shown(highest)} for the most probable token at position {position}, below {value} for the prompt's "
+                f"{brief(highest)} for the most probable token at position {position}, below {value} for the prompt's "
                 "token"
             )
         if highest < -math.log(_vocabulary(tokenizer)):
             return (
-                f"{shown(highest)} for the most probable token at position {position}, lower than one over the size of "
+                f"{brief(highest)} for the most probable token at position {position}, lower than one over the size of "
                 "the vocabulary"
             )
         listed = alternatives.get(name, value) if isinstance(name, Hashable) else value
-        if listed != value and (listed < value or _is_of_one_token(tokenizer, name)):
+        if listed != value and (listed < value or _is_single_token(tokenizer, name)):
             return f"two log-probabilities of the token at position {position} ({value} and {listed})"
     return ""
 
@@ -379,7 +379,7 @@ class _TokenTexts:
         return not known or not bare or _UNKNOWN in name or bool(_BYTES.match(name)) or bare in known
 
     def name(self, token: int) -> str:
-        return shown(str(self._tokenizer.decode([token])))
+        return brief(str(self._tokenizer.decode([token])))
 
     def is_other(self, prompt: Sequence[int], text: Any) -> bool:
         """Whether an echoed text, at least as long as the prompt's, begins differently; ignores white space."""
@@ -418,7 +418,7 @@ def _tokens_by_text(tokenizer: Any) -> Mapping[str, set[int]]:
     return tokens
 
 
-def _is_of_one_token(tokenizer: Any, name: Any) -> bool:
+def _is_single_token(tokenizer: Any, name: Any) -> bool:
     """Whether a name in a server's answer means exactly one token.
 
     Two tokens with the same text share one entry in alternatives that are named by text.

@@ -148,18 +148,18 @@ def _distances(q_1HRD: Tensor, k_1GKD: Tensor, first: int) -> tuple[Tensor, Tens
 
 def _softmax(mixer: Any, q_1HRD: Tensor, k_1GKD: Tensor, first: int) -> tuple[Tensor, Tensor, int]:
     position_R, distance_RK = _distances(q_1HRD, k_1GKD, first)
-    seen_RK = distance_RK >= 0
+    visible_RK = distance_RK >= 0
     if mixer.sliding_window is not None:
-        seen_RK &= distance_RK < mixer.sliding_window
+        visible_RK &= distance_RK < mixer.sliding_window
     added = 0.0 if mixer.bias is None else mixer.bias(position_R[None], distance_RK)[0]
-    return _softmax_weights(q_1HRD, k_1GKD, mixer.scale, seen_RK, added, entmax=mixer.entmax)
+    return _softmax_weights(q_1HRD, k_1GKD, mixer.scale, visible_RK, added, entmax=mixer.entmax)
 
 
 def _softmax_weights(
-    q_1HRD: Tensor, k_1GKD: Tensor, scale: float, seen_RK: Tensor, added: Tensor | float, *, entmax: bool = False
+    q_1HRD: Tensor, k_1GKD: Tensor, scale: float, visible_RK: Tensor, added: Tensor | float, *, entmax: bool = False
 ) -> tuple[Tensor, Tensor, int]:
     k_HKD = k_1GKD[0].repeat_interleave(q_1HRD.shape[1] // k_1GKD.shape[1], dim=0)
-    logits_HRK = (scale * (q_1HRD[0] @ k_HKD.mT) + added).masked_fill(~seen_RK, -torch.inf)
+    logits_HRK = (scale * (q_1HRD[0] @ k_HKD.mT) + added).masked_fill(~visible_RK, -torch.inf)
     weights_HRK = entmax15(logits_HRK) if entmax else logits_HRK.softmax(-1)
     return weights_HRK, 0.0 * weights_HRK[..., 0], 0  # the product with 0 keeps NaN
 
@@ -210,14 +210,14 @@ def _recorded_interface(model: nn.Module, queries: int, layers: list[Layer]) -> 
         def weights(q_1HRD: Tensor, k_1GKD: Tensor, first: int) -> tuple[Tensor, Tensor, int]:
             position_R, distance_RK = _distances(q_1HRD, k_1GKD, first)
             if mask is None:
-                seen_RK = distance_RK >= 0
+                visible_RK = distance_RK >= 0
             elif isinstance(mask, Tensor):
                 mask_RK = mask[0, 0, first : first + q_1HRD.shape[2], : k_1GKD.shape[2]]
-                seen_RK = mask_RK if mask_RK.dtype == torch.bool else mask_RK == 0
+                visible_RK = mask_RK if mask_RK.dtype == torch.bool else mask_RK == 0
             else:  # an object that describes a window or chunk mask by each query's first visible key
                 back_R = position_R - mask.first(position_R)
-                seen_RK = (distance_RK >= 0) & (distance_RK <= back_R[:, None])
-            return _softmax_weights(q_1HRD, k_1GKD, scale, seen_RK, 0.0)
+                visible_RK = (distance_RK >= 0) & (distance_RK <= back_R[:, None])
+            return _softmax_weights(q_1HRD, k_1GKD, scale, visible_RK, 0.0)
 
         layers.append(_summary(query, key, queries, weights))
         inside.append(module)

@@ -22,7 +22,7 @@ from filelock import FileLock, Timeout
 
 from sbeval.errors import UserError
 from sbeval.keeping.writing import LOCK, set_aside, whole_file
-from sbeval.processes.signals import raising_when_asked_to_end
+from sbeval.processes.signals import raising_on_signals
 from sbeval.sweep.definition import PlannedRun
 from sbeval.sweep.results import holds_results, in_the_way, inputs_record, other_settings, what_is_missing
 
@@ -181,8 +181,8 @@ def _run_locked(run: PlannedRun, launcher: Sequence[str] | None, variables: Mapp
         record(run.inputs_file, now)
         return Outcome("done")
     ended = f"ended by {_signal_name(-code)}" if code < 0 else f"exit code {code}"
-    was_asked_to_end = any(code in (-number, 128 + number) for number in _ASKED_TO_END)
-    return Outcome("interrupted" if was_asked_to_end else "failed", f"{ended}: {_last_error(run)}")
+    ended_by_signal = any(code in (-number, 128 + number) for number in _ASKED_TO_END)
+    return Outcome("interrupted" if ended_by_signal else "failed", f"{ended}: {_last_error(run)}")
 
 
 def _last_error(run: PlannedRun) -> str:
@@ -207,7 +207,7 @@ def _run_to_end(command: Sequence[str], log: IO[Any], variables: Mapping[str, st
 
     If this process is asked to end, it ends the command too.
     """
-    with raising_when_asked_to_end():
+    with raising_on_signals():
         child = start(command, log, variables)
         try:
             return child.wait()

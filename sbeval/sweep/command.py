@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from sbeval.errors import UserError, shown
+from sbeval.errors import UserError, brief
 from sbeval.foreign_files import read_yaml
 from sbeval.settings import Expected, Lengths, as_counts, read_value, unknown_key
 from sbeval.sweep.definition import Sweep, SweepCheckpoint, SweepRun
@@ -85,7 +85,7 @@ def _listed(kind: type[_Entry], value: Any, what: str, title: str, source: str) 
         return []
     if not isinstance(value, list):
         raise UserError(
-            f"Expected {what}s of the sweep as a list (lines that begin with `- `), found {shown(value)}: correct it "
+            f"Expected {what}s of the sweep as a list (lines that begin with `- `), found {brief(value)}: correct it "
             f"in {source}."
         )
     entries = []

@@ -112,14 +112,12 @@ class Sweep(Settings):
     )
     model_args: Options = Field(default={}, description="Model arguments for every checkpoint.")
     metadata: Options = Field(default={}, description="Metadata for the tasks of every run.")
-    limit: Limit | None = Field(
-        default=None, description="Documents of a task, for every run without a limit of its own."
-    )
+    limit: Limit | None = Field(default=None, description="Documents of a task, for every run that sets no limit.")
     batch_size: Annotated[int | str, Expected("a whole number of at least 1, or auto", _batch_size)] | None = Field(
-        default=None, description="lm-eval's; None is its default."
+        default=None, description="Passed on to lm-eval; None takes its default."
     )
-    device: Text | None = Field(default=None, description="lm-eval's; None is its default.")
-    include_path: Text | None = Field(default=None, description="Folder of further task files, as lm-eval's.")
+    device: Text | None = Field(default=None, description="Passed on to lm-eval; None takes its default.")
+    include_path: Text | None = Field(default=None, description="Folder of further task files, passed on to lm-eval.")
     launcher: Names | None = Field(
         default=None,
         description='Command in front of `-m sbeval run`, such as ["accelerate", "launch"]; None is this Python.',

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from sbeval.errors import UserError
 from sbeval.hub_names import local_path
 from sbeval.keeping.writing import LOCK, write_errors_explained
-from sbeval.processes.next_step import say_next
+from sbeval.processes.next_step import print_next_step
 from sbeval.sweep.attempt import Outcome, alone_in, attempt, refusal
 from sbeval.sweep.definition import PlannedRun, Sweep, check_checkpoint, plan
 from sbeval.sweep.results import in_the_way, other_settings, what_is_missing
@@ -167,6 +167,6 @@ def _print_summary(
         reason = failure.reason if len(failure.reason) <= 4 * width else f"{failure.reason[: 4 * width]} ..."
         print(f"{failure.run}: {reason}" + ("" if dry_run else f" (log: {failure.run.log_file})"))
     if dry_run and not failures:
-        say_next("the same without --dry-run")
+        print_next_step("the same without --dry-run")
     elif not dry_run and done + complete:
-        say_next(f"sbeval report {shlex.quote(sweep.output)}")
+        print_next_step(f"sbeval report {shlex.quote(sweep.output)}")

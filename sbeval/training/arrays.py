@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sbeval.errors import UserError, first_line, shown
+from sbeval.errors import UserError, brief, first_line
 from sbeval.fingerprint.checkpoint import checkpoint_parts
 from sbeval.fingerprint.parts import Parts, named, shortened
 from sbeval.foreign_files import fits, read_json_object
@@ -61,7 +61,7 @@ def load_arrays(folder: Path) -> TrainingArrays:
         if not fits(record.get(key), kind):
             raise UserError(
                 f"Expected {key} in {folder / 'record.json'} to be of type {kind.__name__}, found "
-                f"{shown(record.get(key))}; tokenise the text again"
+                f"{brief(record.get(key))}; tokenise the text again"
             )
     return TrainingArrays(tokens=arrays[0], recall=arrays[1], record=record, tokenizer=folder / "tokenizer")
 

@@ -74,13 +74,13 @@ def _check_folder(out: Path, identity: Mapping[str, Any], checkpoint: Path) -> b
     """
     # listed before run.json is read, because other ranks of this run may add files in between
     existing_names = _names(out)
-    recorded, wanted = _recorded(out / "run.json"), json.loads(json.dumps(identity))
+    recorded, requested = _recorded(out / "run.json"), json.loads(json.dumps(identity))
     if recorded is not None and "inputs" not in recorded:
-        wanted.pop("inputs", None)
-    if recorded == wanted:
+        requested.pop("inputs", None)
+    if recorded == requested:
         return _is_own_checkpoint(out, checkpoint, identity)
     if "run.json" in existing_names and (recorded is None or not _holds_no_step(out, existing_names)):
-        differing = ", ".join(_differing(recorded or {}, wanted))
+        differing = ", ".join(_differing(recorded or {}, requested))
         content = (
             "a run.json that no training run wrote" if recorded is None else f"another run (it differs in {differing})"
         )
@@ -146,12 +146,12 @@ def _is_own_checkpoint(out: Path, checkpoint: Path, identity: Mapping[str, Any])
     return True
 
 
-def _differing(recorded: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str = "") -> list[str]:
+def _differing(recorded: Mapping[str, Any], requested: Mapping[str, Any], prefix: str = "") -> list[str]:
     """Returns the names of the settings that differ; a nested setting is named as `optimization.learning_rate`."""
     names = []
-    for key in sorted(recorded.keys() | wanted.keys()):
+    for key in sorted(recorded.keys() | requested.keys()):
         before = recorded.get(key)
-        now = wanted.get(key)
+        now = requested.get(key)
         if isinstance(before, dict) and isinstance(now, dict):
             names += _differing(before, now, f"{prefix}{key}.")
         elif before != now:

@@ -13,7 +13,7 @@ from sbeval.errors import UserError
 from sbeval.foreign_files import parse_yaml
 from sbeval.hub_names import check_name, local_path
 from sbeval.keeping.writing import whole_file
-from sbeval.processes.next_step import evaluation_of_folder, say_next, saying_next_later
+from sbeval.processes.next_step import deferring_next_step, evaluation_of_folder, print_next_step
 from sbeval.processes.ranks import is_first_process
 from sbeval.settings import Count, Patterns, Settings, read_value
 from sbeval.sweep.definition import Sweep, SweepCheckpoint, SweepRun
@@ -32,7 +32,9 @@ _CHANGE = "change a setting: optimization.learning_rate=1e-3"
 
 def train_command(arguments: Sequence[str]) -> Path | None:
     """Runs `sbeval train`. Returns the results folder if `--report` is set and training has finished, else None."""
-    parser = argparse.ArgumentParser(prog="sbeval train", description="One training run, resumed where it stopped.")
+    parser = argparse.ArgumentParser(
+        prog="sbeval train", description="Train a small model; an interrupted run resumes."
+    )
     parser.add_argument("recipe", nargs="?", help=_RECIPE)
     parser.add_argument("--out", type=Path, help="folder of the run (default: build/runs/<name>)")
     text = parser.add_argument_group("your own text")
@@ -53,7 +55,7 @@ def train_command(arguments: Sequence[str]) -> Path | None:
     parser.add_argument("--max-seconds", type=float, help="save a resumable state and stop after this time")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=_CHANGE)
     parser.add_argument("--allow-repeat", action="store_true", help="allow more than one epoch")
-    parser.add_argument("--replace", action="store_true", help="move anything else in the folder to NAME.old-TIME")
+    parser.add_argument("--replace", action="store_true", help="move other files in the folder to NAME.old-TIME")
     parser.add_argument(
         "--fsdp", action="store_true", help="shard weights over the ranks of `accelerate launch` (FSDP)"
     )
@@ -94,7 +96,7 @@ def _evaluated(checkpoint: Path, text: Path, context_lengths: tuple[int, ...]) -
     )
     evaluated = SweepCheckpoint(pretrained=str(checkpoint.resolve()))
     results = checkpoint.with_name("results")
-    with saying_next_later():
+    with deferring_next_step():
         failures = run_sweep(Sweep(checkpoints=(evaluated,), runs=(run,), output=str(results)))
     if failures:
         raise UserError(f"The evaluation for the report failed: {failures[0].reason}")
@@ -142,12 +144,12 @@ def extend_command(arguments: Sequence[str]) -> None:
     parser.add_argument("--save-every-steps", type=int, default=250)
     parser.add_argument("--log-every-steps", type=int, default=10)
     parser.add_argument("--max-seconds", type=float, help="save a resumable state and stop after this time")
-    parser.add_argument("--replace", action="store_true", help="move anything else in the folder to NAME.old-TIME")
+    parser.add_argument("--replace", action="store_true", help="move other files in the folder to NAME.old-TIME")
     parser.add_argument(
         "--fsdp", action="store_true", help="shard weights over the ranks of `accelerate launch` (FSDP)"
     )
     parser.add_argument(
-        "--context-parallel", type=int, default=1, help="ranks of `accelerate launch` that share one window"
+        "--context-parallel", type=int, default=1, help="number of ranks of `accelerate launch` that share one window"
     )
     options = parser.parse_args(arguments)
     allow_unread = read_value(Patterns | None, options.allow_unread, name="--allow-unread") or ()
@@ -199,7 +201,7 @@ def _check_parent_and_text(extension: Extension) -> None:
 
 def _print_next_command(checkpoint: Path | None) -> None:
     if checkpoint is not None and is_first_process():  # the other ranks may get here before the checkpoint is written
-        say_next(evaluation_of_folder(checkpoint))
+        print_next_step(evaluation_of_folder(checkpoint))
 
 
 def _check_text_options(options: argparse.Namespace) -> None:

@@ -21,8 +21,8 @@ from sbeval.fingerprint.parts import named
 from sbeval.hub_names import is_hub_id
 from sbeval.models import SbevalConfig
 from sbeval.models.learned_positions import learned_positions
-from sbeval.models.rope import held_rope_frequencies
-from sbeval.processes.ranks import say
+from sbeval.models.rope import setting_rope_frequencies
+from sbeval.processes.ranks import print_on_rank_0
 from sbeval.rope_parameters import GLOBAL_LAYERS, parse_rope_scaling, rope_entries
 from sbeval.training.arrays import arrays_parts, load_arrays
 from sbeval.training.claim import claimed
@@ -95,7 +95,7 @@ def extend(
         stack.enter_context(longer_context(model, extension.context_tokens, extension.rope_scaling, parent))
         claim = claimed(out, identity, checkpoint, replace=replace, inputs=[folder, extension.data])
         if stack.enter_context(claim):
-            say(f"{checkpoint}: already extended")
+            print_on_rank_0(f"{checkpoint}: already extended")
             return checkpoint
         set_seed(extension.seed)
         separate_loss = functools.partial(document_loss, separator=separator)
@@ -107,7 +107,7 @@ def extend(
         facts = {"extension": identity["extension"], "parent": parent | {"format": loaded.format}}
         dtype = torch.float32 if extension.precision == "float32" else Weights(folder).dtype()
         run.finish(model, tokenizer, checkpoint, windows, facts=facts, data=data, dtype=dtype, parent=folder)
-        say(f"{checkpoint}: extended to {extension.context_tokens} tokens")
+        print_on_rank_0(f"{checkpoint}: extended to {extension.context_tokens} tokens")
         return checkpoint
 
 
@@ -145,7 +145,7 @@ def longer_context(
             f"Expected --context to exceed the training length of {original} tokens, found {context_tokens}; raise it"
         )
     scaling = None if rope_scaling is None else parse_rope_scaling(rope_scaling)
-    fixed_frequencies = held_rope_frequencies(model, context_tokens, scaling, original_length_tokens=original)
+    fixed_frequencies = setting_rope_frequencies(model, context_tokens, scaling, original_length_tokens=original)
     if scaling is not None:
         original_parameters = getattr(config, "rope_parameters", None)
         entries = rope_entries(original_parameters)

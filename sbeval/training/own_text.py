@@ -23,7 +23,7 @@ from sbeval.errors import UserError
 from sbeval.hub_names import local_path
 from sbeval.keeping.cache import cache_folder
 from sbeval.keeping.writing import writing_to, written_beside
-from sbeval.processes.ranks import say
+from sbeval.processes.ranks import print_on_rank_0
 from sbeval.training.arrays import load_arrays
 from sbeval.training.recipe import usual_warmup_steps
 from sbeval.training.tokenizer import save_tokenizer, token_dtype, train_tokenizer
@@ -130,7 +130,7 @@ def print_held_out(folder: Path) -> None:
     documents = held_out["documents"]
     if documents:
         amount = f"{held_out['tokens']:,} tokens of {documents} document{'s' * (documents > 1)}"
-        say(f"{amount} are held out of training for --report (one token in {HELD_OUT_EVERY})")
+        print_on_rank_0(f"{amount} are held out of training for --report (one token in {HELD_OUT_EVERY})")
 
 
 def settings_of_text(text: OwnText, folder: Path) -> dict[str, Any]:

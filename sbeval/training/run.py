@@ -13,7 +13,7 @@ from accelerate.utils.memory import should_reduce_batch_size
 from transformers import PrinterCallback
 
 from sbeval.checkpoints.quiet import without_bars
-from sbeval.corpora.seen import keep_seen
+from sbeval.corpora.seen import write_training_spans
 from sbeval.corpora.tokenizers import load_tokenizer, tokenizer_sha256
 from sbeval.errors import UserError, first_line
 from sbeval.keeping.writing import written_beside
@@ -158,15 +158,15 @@ class TrainingRun:
             return model
         with record.full_disk_named(self.out), without_bars():
             trainer.train(resume_from_checkpoint=str(state) if state else None)
-        if (bad_step := trainer.bad_step()) is not None:
-            good_state = last_complete_state(self.out / "states")
-            if good_state is None:
+        if (non_finite_step := trainer.non_finite_step()) is not None:
+            complete_state = last_complete_state(self.out / "states")
+            if complete_state is None:
                 saved, restart = "no state had been saved before", "start again"
             else:
-                saved, restart = f"the last good state is kept in {good_state}", "start again with another --out"
+                saved, restart = f"the last complete state is in {complete_state}", "start again with another --out"
             raise UserError(
-                f"Loss or weights became NaN or infinity at step {bad_step}; {saved}: lower the learning rate and "
-                f"{restart}"
+                f"Loss or weights became NaN or infinity at step {non_finite_step}; {saved}: lower the learning rate "
+                f"and {restart}"
             )
         if is_first_process():
             last_step = trainer.state.global_step
@@ -227,7 +227,7 @@ class TrainingRun:
             model.to(dtype).save_pretrained(partial)
             commands = record.read_lines(self.out / record.COMMANDS_FILE)
             saved_tokenizer_sha256 = tokenizer_sha256(load_tokenizer(partial))
-            keep_seen(windows.visited(), saved_tokenizer_sha256, partial, parent=parent)
+            write_training_spans(windows.visited(), saved_tokenizer_sha256, partial, parent=parent)
             written = {
                 **facts,
                 "parameters": model.num_parameters(),

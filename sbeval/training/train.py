@@ -10,7 +10,7 @@ from transformers import set_seed
 from sbeval.corpora.tokenizers import load_tokenizer
 from sbeval.errors import UserError
 from sbeval.models import SbevalConfig, SbevalForCausalLM
-from sbeval.processes.ranks import say
+from sbeval.processes.ranks import print_on_rank_0
 from sbeval.training.arrays import arrays_parts, load_arrays
 from sbeval.training.claim import claimed
 from sbeval.training.losses import next_token_loss
@@ -71,7 +71,7 @@ def train(
     identity["inputs"] = arrays_parts(arrays.tokenizer.parent)
     with claimed(out, identity, checkpoint, replace=replace, inputs=[data]) as has_finished:
         if has_finished:
-            say(f"{checkpoint}: already trained")
+            print_on_rank_0(f"{checkpoint}: already trained")
             return checkpoint
         model = run.train(model, windows)
         if model is None:
@@ -94,7 +94,9 @@ def train(
             dtype=dtype,
             measured=measure_validation,
         )
-        say(f"{checkpoint}: trained on {recipe.optimization.steps * recipe.optimization.batch_tokens} tokens")
+        print_on_rank_0(
+            f"{checkpoint}: trained on {recipe.optimization.steps * recipe.optimization.batch_tokens} tokens"
+        )
         return checkpoint
 
 

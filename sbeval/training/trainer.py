@@ -47,7 +47,7 @@ class WindowTrainer(Trainer):
             self._window_loss = context_parallel_loss(self.model, context_parallel, self.args.device)
         # our loss is a mean over windows of equal length, so the Trainer must weight accumulation steps equally
         self.model_accepts_loss_kwargs = False
-        self.first_bad_step: Tensor | None = None
+        self.first_non_finite_step: Tensor | None = None
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         if self._context_parallel == 1:
@@ -77,17 +77,21 @@ class WindowTrainer(Trainer):
 
     def _note(self, finite: Tensor, step: int) -> None:
         """Keeps the smallest step with a non-finite value, as a tensor on the device."""
-        bad = torch.where(finite, math.inf, float(step))
-        self.first_bad_step = bad if self.first_bad_step is None else torch.minimum(self.first_bad_step, bad)
+        step_or_inf = torch.where(finite, math.inf, float(step))
+        self.first_non_finite_step = (
+            step_or_inf
+            if self.first_non_finite_step is None
+            else torch.minimum(self.first_non_finite_step, step_or_inf)
+        )
 
-    def bad_step(self) -> int | None:
+    def non_finite_step(self) -> int | None:
         """Returns the first step with a non-finite loss or weight, None if all were finite.
 
         Waits for the device, and every rank must call it.
         """
-        if self.first_bad_step is None:
+        if self.first_non_finite_step is None:
             return None
-        step = minimum_over_ranks(self.first_bad_step)
+        step = minimum_over_ranks(self.first_non_finite_step)
         return int(step) if math.isfinite(step) else None
 
     def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LambdaLR:

@@ -10,7 +10,7 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from sbeval.errors import time_text
-from sbeval.processes.ranks import say
+from sbeval.processes.ranks import print_on_rank_0
 from sbeval.training.distributed import minimum_over_ranks, process_count
 from sbeval.training.record import COMPLETE_MARK, CURVE_FILE
 from sbeval.training.trainer import WindowTrainer, remove_older_states
@@ -46,7 +46,7 @@ class RunWatch(TrainerCallback):
         """Stores the step and the time at which this command starts, and prints how many steps follow."""
         self._first_step, self._first_step_at = state.global_step, time.monotonic()
         tokens = self._batch_tokens
-        say(
+        print_on_rank_0(
             f"steps {state.global_step + 1} to {state.max_steps} of {tokens:,} tokens each, "
             f"with the loss every {min(args.logging_steps, state.max_steps):.0f} steps"
         )
@@ -60,7 +60,9 @@ class RunWatch(TrainerCallback):
             self._last_print_at = now
         elif state.global_step == self._first_step + 1 or now - self._last_print_at > SECONDS_BETWEEN_SIGNS:
             self._last_print_at = now
-            say(f"step {state.global_step}/{state.max_steps}{self._left(state.max_steps, state.global_step)}")
+            print_on_rank_0(
+                f"step {state.global_step}/{state.max_steps}{self._left(state.max_steps, state.global_step)}"
+            )
         if self._max_seconds is not None and self._time_is_up(args.device, state.global_step):
             self.out_of_time = state.global_step < state.max_steps
             control.should_save = control.should_training_stop = True
@@ -125,7 +127,7 @@ class RunWatch(TrainerCallback):
         assert self.trainer is not None
         if weights_too:
             self.trainer.note_weights()
-        if self.trainer.bad_step() is None:
+        if self.trainer.non_finite_step() is None:
             return False
         control.should_save = False
         control.should_training_stop = True

@@ -27,7 +27,7 @@ from sbeval.tasks.perplexity.task import PerplexityTask
 
 
 class Riffled(PerplexityTask):
-    """Scores the last piece of a document behind its earlier pieces, in one block and riffled with other documents."""
+    """Scores the last piece of a document after its earlier pieces, in one block and riffled with other documents."""
 
     protocol = "riffled"
     beside = ("blocks", "replaced")

@@ -83,7 +83,7 @@ def solved(algorithm: Algorithm, tokens: int, *name: object) -> Solved:
 def _after_a_source(algorithm: Algorithm, order: Callable[[Tokens], Tokens]) -> Callable[[Any, int], Solved]:
     def make(rng: np.random.Generator, tokens: int) -> Solved:
         source = FIRST_SYMBOL + rng.integers(SYMBOLS[algorithm], size=(tokens - 3) // 2)
-        parts = [[start_token(algorithm)], source, [SEPARATOR], order(source), [END]]
+        parts: list[Any] = [[start_token(algorithm)], source, [SEPARATOR], order(source), [END]]
         return _with_last(np.concatenate(parts), len(source) + 1)
 
     return make
@@ -137,7 +137,7 @@ def _association(rng: np.random.Generator, tokens: int) -> Solved:
     asked = rng.choice(pairs, size=QUERIES, replace=False)
     mark = np.full((QUERIES, 1), QUERY, dtype=np.int64)
     questions, answers = (np.concatenate([mark, rows[asked]], axis=1).flatten() for rows in (keys, values))
-    parts = [[start_token("association")], source, questions, [SEPARATOR], answers, [END]]
+    parts: list[Any] = [[start_token("association")], source, questions, [SEPARATOR], answers, [END]]
     return _with_last(np.concatenate(parts), len(answers) + 1)
 
 

@@ -39,7 +39,7 @@ class JsonKvGenerator(NiahGenerator):
     def __init__(self, options: NiahOptions, *, task: str, **setting: Any) -> None:
         super().__init__(options, task=task, **setting)
         self._block_tokens: list[NDArray[np.int64]] = []
-        if options.type_haystack != "needle" or not self.asks_one:
+        if options.type_haystack != "needle" or not self.has_single_answer:
             remedy = "leave type_haystack, num_needle_q and num_needle_v out"
             raise UserError(f"{task} asks for one value in one JSON object: {remedy}.")
 

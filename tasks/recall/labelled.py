@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from sbeval.corpora.documents import MARK
 from sbeval.errors import UserError, first_line
 from sbeval.hub_names import local_path
-from sbeval.keeping.content import kept_by_content
+from sbeval.keeping.content import cached_by_content
 from sbeval.tasks.draws import seeded_order
 from sbeval.tasks.recall.options import ManyShotOptions
 from sbeval.tasks.ruler.texts import Missing, MissingCorpus, load_from_hub
@@ -85,7 +85,7 @@ def task_labelled(options: ManyShotOptions) -> LabelledTexts:
     return load_labelled(options.examples, getattr(options, SOURCES[options.examples].key))
 
 
-@kept_by_content(8, argument=1)
+@cached_by_content(8, argument=1)
 def load_labelled(examples: str, path: str | None) -> LabelledTexts:
     """Reads labelled texts from a local path or, if `path` is None, from the hub; `examples` is a key of `SOURCES`."""
     source = SOURCES[examples]

@@ -71,7 +71,7 @@ class ManyShotGenerator(Generator):
     def _tokens(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Token counts of every text with the words "Label:" after it, and of every label with its line break."""
         texts = self.counter.count_pool([f"{text} {CUE}" for text in self._labelled.shots], ("1\n", " 1"))
-        return texts, self.counter.count_pieces([f" {number}\n" for number in self.numbers], (CUE, "A"))
+        return texts, self.counter.count_segments([f" {number}\n" for number in self.numbers], (CUE, "A"))
 
     def draft(self, index: int, context_length: int) -> HaystackDraft:
         """Makes sample `index`; its question, its labels and the order of its shots are the same at every length."""

@@ -102,17 +102,17 @@ class MqrarTextTask(OverPairs, TextRecallTask):
         history: dict[str, list[str]] = {name: [] for name in names}
         written = 0
 
-        def write(piece: str) -> None:
+        def write(new_text: str) -> None:
             nonlocal written
-            text.append(piece)
-            written += len(piece)
+            text.append(new_text)
+            written += len(new_text)
 
         def assign(name: str) -> None:
             past = history[name]
             value = _number(rng, past[-1:])
             past.append(value)
-            shown = _number(replacements, [value]) if replaced else value
-            write(f"{name} = {shown}\n")
+            written_value = _number(replacements, [value]) if replaced else value
+            write(f"{name} = {written_value}\n")
 
         for _ in range(condition.n_back):
             for name in rng.sample(names, pairs):
@@ -153,13 +153,13 @@ class FlipFlopTask(TextRecallTask):
             reads = rng.random() < 0.5
             drawn = rng.randrange(2)
             if ignored:
-                name, shown = "i", drawn
+                name, written_bit = "i", drawn
             elif reads:
-                name, shown = "r", bit
+                name, written_bit = "r", bit
             else:
-                name, shown = "w", drawn
+                name, written_bit = "w", drawn
                 bit = drawn
-            text.append(f" {name} {shown}")
+            text.append(f" {name} {written_bit}")
             written += len(text[-1])
             if name == "r":
                 spans.append((written - 1, written))

@@ -131,7 +131,7 @@ class AssociationOptions(PlacedOptions):
     people: Annotated[int, whole(2)] = Field(description="People in the text; one of them is the answer.")
     associations: PathText | None = Field(
         default=None,
-        description='A .jsonl file of {"shown", "asked"}, such as "the Louvre" and "Paris"; '
+        description='A .jsonl file with the fields shown and asked, such as "the Louvre" and "Paris"; '
         "None takes the packaged list.",
     )
 

@@ -11,7 +11,7 @@ from sbeval.corpora import local_pairs
 from sbeval.corpora.documents import MARK
 from sbeval.errors import UserError
 from sbeval.hub_names import local_path
-from sbeval.keeping.content import kept_by_content
+from sbeval.keeping.content import cached_by_content
 from sbeval.tasks.recall.labelled import local_splits
 from sbeval.tasks.ruler.texts import load_from_hub
 from sbeval.tasks.ruler.wording import long_bench_wording
@@ -40,12 +40,12 @@ def words(text: str) -> set[str]:
     return set(re.findall(r"\w+", text.lower()))
 
 
-def needle(person: str, shown: str) -> str:
-    """Returns the needle, a sentence that says that a person lives beside the place `shown`."""
-    return f"{person} lives beside {shown}."
+def needle(person: str, place: str) -> str:
+    """Returns the needle, a sentence that says that a person lives beside a place."""
+    return f"{person} lives beside {place}."
 
 
-@kept_by_content(2)
+@cached_by_content(2)
 def associations(path: str | None) -> tuple[Mapping[str, str], str]:
     """Returns a mapping from what a question asks about ("Australia") to what its needle shows, and a hash of it.
 
@@ -58,11 +58,11 @@ def associations(path: str | None) -> tuple[Mapping[str, str], str]:
     if path is None:
         listed = dict(pair.split("=")[::-1] for pair in _PLACES.split("|"))
     else:
-        listed = {asked: shown for _, shown, asked in local_pairs(Path(local_path(path)), "shown", "asked")}
-    for asked, shown in listed.items():
-        if shared := words(needle("", shown)) & words(QUESTION.format(asked=asked)):
+        listed = {query: place for _, place, query in local_pairs(Path(local_path(path)), "shown", "asked")}
+    for query, place in listed.items():
+        if shared := words(needle("", place)) & words(QUESTION.format(asked=query)):
             expected = "Expected associations that share no word with their question"
-            raise UserError(f"{expected}, found {sorted(shared)} in {shown!r} and {asked!r}: change one of the two.")
+            raise UserError(f"{expected}, found {sorted(shared)} in {place!r} and {query!r}: change one of the two.")
     return listed, hashlib.sha256(json.dumps(listed).encode()).hexdigest()
 
 
@@ -79,7 +79,7 @@ class Question(NamedTuple):
     stratum: str
 
 
-@kept_by_content(2)
+@cached_by_content(2)
 def load_questions(path: str | None) -> tuple[list[Question], str, str]:
     """Returns the questions of LongBench v2, their hash, and their source (a path, or the data set's id).
 

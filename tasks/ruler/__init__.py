@@ -17,7 +17,7 @@ Decisions:
 - The wording is RULER's, the generator is ours. Templates are read from the installed lm-eval's sources as literals, so
   a score is comparable with other scores of that wording; lm-eval's version is recorded. A sample depends only on task,
   seed and index, and a shorter haystack is the beginning of a longer one, so models and lengths are compared sample by
-  sample. The length of a prompt is the sum of its pieces' token counts. One prompt in 50 is also tokenised as a whole;
+  sample. A prompt's length is the sum of its segments' token counts. One prompt in 50 is also tokenised as a whole;
   if its count differs from the sum, every prompt of its block of 50 samples is tokenised as a whole.
 - NVIDIA's rule for filling prompts is an option, not the default. Their scripts leave up to a quarter of a 4K budget
   empty, by an amount that differs between lengths and samples; a reader would take that for a property of the model.

@@ -27,7 +27,7 @@ class Draft(ABC):
     Attributes:
         references: the right answers.
         answer_prefix: the beginning of the answer, which the prompt may end with.
-        opening: the text before the body, in pieces that are counted separately.
+        opening: the text before the body, in segments that are counted separately.
         closing: the text after the body, with the question.
         least_units: smallest number of units for which the task is defined.
         most_units: number of units that exist, None if there is no bound.
@@ -47,16 +47,16 @@ class Draft(ABC):
         """
         return "A", "a.\n"
 
-    def counted_pieces(self) -> dict[tuple[str, str], list[str]]:
-        """Returns the pieces of text that only this sample has, so that many samples can be tokenised in one batch.
+    def counted_segments(self) -> dict[tuple[str, str], list[str]]:
+        """Returns the segments of text that only this sample has, so that many samples can be tokenised in one batch.
 
-        The keys are pairs of texts; a piece is tokenised between both texts of its pair.
+        The keys are pairs of texts; a segment is tokenised between both texts of its pair.
         """
         return {}
 
     @abstractmethod
     def body_tokens(self, units: int) -> int:
-        """Returns the token count of a body with `units` units: the sum over its pieces."""
+        """Returns the token count of a body with `units` units: the sum over its segments."""
 
     @abstractmethod
     def units_within(self, tokens: int) -> int:
@@ -67,7 +67,7 @@ class Draft(ABC):
         """Returns the body with `units` units."""
 
     def depths(self, units: int) -> tuple[list[int], list[float]]:
-        """Returns the positions of the pieces that the question is about: body tokens before each, and percents."""
+        """Returns the positions of the segments that the question is about: body tokens before each, and percents."""
         return [], []
 
 
@@ -189,11 +189,11 @@ class HaystackDraft(Draft):
         if not self.haystack.inline:
             return tokens
         if self.inserts and self.positions(units)[0] == 0:
-            first = int(self.counter.count_pieces([self.inserts[0].text], LINE_START)[0])
+            first = int(self.counter.count_segments([self.inserts[0].text], LINE_START)[0])
             return tokens + first - self._insert_tokens[0]
         return tokens + self.haystack.first_tokens - self.haystack.tokens(1)
 
-    def counted_pieces(self) -> dict[tuple[str, str], list[str]]:
+    def counted_segments(self) -> dict[tuple[str, str], list[str]]:
         """Returns the inserted texts; the key is the pair of texts between which they are tokenised."""
         if not self.haystack.inline:
             return {LINES: [insert.text for insert in self.inserts]}
@@ -203,8 +203,8 @@ class HaystackDraft(Draft):
     @functools.cached_property
     def _insert_tokens(self) -> list[int]:
         """Token count of each insert inside the body."""
-        between, pieces = next(iter(self.counted_pieces().items()))
-        return [int(tokens) for tokens in self.counter.count_pieces(pieces, between)]
+        between, segments = next(iter(self.counted_segments().items()))
+        return [int(tokens) for tokens in self.counter.count_segments(segments, between)]
 
     def units_within(self, tokens: int) -> int:
         """Returns the largest number of haystack units that fit together with the inserts into `tokens` tokens."""
@@ -242,13 +242,13 @@ class HaystackDraft(Draft):
 
 def with_inserts(haystack: Haystack, inserts: Sequence[Insert], positions: Sequence[int], units: int) -> str:
     """Returns the first `units` units of a haystack, with each insert before the unit at its position."""
-    pieces: list[str] = []
+    segments: list[str] = []
     space = " " if haystack.inline else ""
     last = 0
     for insert, position in zip(inserts, positions, strict=True):
-        pieces += [haystack.text(last, position), space + insert.text]
+        segments += [haystack.text(last, position), space + insert.text]
         last = position
-    return "".join([*pieces, haystack.text(last, units)]).removeprefix(space)
+    return "".join([*segments, haystack.text(last, units)]).removeprefix(space)
 
 
 PROMPT_MARK, PREFIX_MARK = "\ue000prompt\ue000", "\ue000prefix\ue000"

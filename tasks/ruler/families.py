@@ -97,7 +97,7 @@ class ForcedNiahTask(NiahTask):
         """
         generator = super().make_generator(name.removesuffix("_forced"))
         assert isinstance(generator, NeedleGenerator)
-        if not generator.asks_one:
+        if not generator.has_single_answer:
             raise UserError(f"{name} can score only one answer; set num_needle_q and num_needle_v to 1.")
         return generator
 

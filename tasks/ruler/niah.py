@@ -73,17 +73,17 @@ class HaystackGenerator(Generator):
         if self._inline:
             return load_essays(self.options.essays).haystack(self.counter)
         line = niah_wording().noise + "\n"
-        return NoiseHaystack(line=line, line_tokens=int(self.counter.count_pieces([line])[0]))
+        return NoiseHaystack(line=line, line_tokens=int(self.counter.count_segments([line])[0]))
 
 
 class NeedleGenerator(HaystackGenerator):
     """Makes samples whose answers are values in needles.
 
     Attributes:
-        asks_one: whether a sample has exactly one answer. Only then can a teacher-forced task score the answer.
+        has_single_answer: whether a sample has exactly one answer, which a teacher-forced task can score.
     """
 
-    asks_one = True
+    has_single_answer = True
     step_lines = 25
 
     @abstractmethod
@@ -134,7 +134,7 @@ class NiahGenerator(NeedleGenerator):
     def __init__(self, options: NiahOptions, *, task: str, **setting: Any) -> None:
         super().__init__(options, task=task, **setting)
         self.keys = max(options.num_needle_k, options.num_needle_q)
-        self.asks_one = options.num_needle_q * options.num_needle_v == 1
+        self.has_single_answer = options.num_needle_q * options.num_needle_v == 1
         self._wording = niah_wording()
         if self._inline and self.keys * options.num_needle_v > len(DEPTHS):
             raise UserError(f"{task} has {len(DEPTHS)} depths in essays, so at most that many needles; set fewer.")
@@ -168,7 +168,7 @@ class NiahGenerator(NeedleGenerator):
         query = ", ".join(queried[:-1]) + ", and " + queried[-1] if len(queried) > 1 else queried[0]
         template, noun = self._template
         opening, closing = template.split("{context}")
-        prefix = self._wording.prefix_one if self.asks_one else self._wording.prefix_many
+        prefix = self._wording.prefix_one if self.has_single_answer else self._wording.prefix_many
         return HaystackDraft(
             references=[value for key in queried for value in values_of[key]],
             answer_prefix=prefix.format(type_needle_v=noun, query=query),
@@ -191,7 +191,7 @@ class NiahGenerator(NeedleGenerator):
         """RULER's prompt template and the noun for values; both are singular if the question asks for one value."""
         template = self._wording.template
         noun = str(self.options.type_needle_v)
-        if not self.asks_one:
+        if not self.has_single_answer:
             return template, noun
         for plural, singular in (("Some", "A"), ("are all", "is"), ("are", "is"), ("answers", "answer")):
             template = template.replace(plural, singular)
@@ -211,7 +211,7 @@ class NiahGenerator(NeedleGenerator):
         lines = [self.needle(key, value) + "\n" for key, value in zip(keys, values, strict=True)]
         key_tokens = self.counter.count_pool([" " + key for key in keys], _KEYS)
         value_tokens = self.counter.count_pool([" " + value for value in values], _VALUES)
-        rest = self.counter.count_pieces(lines[:1])[0] - key_tokens[0] - value_tokens[0]
+        rest = self.counter.count_segments(lines[:1])[0] - key_tokens[0] - value_tokens[0]
         return lines, frozenset((*keys, *values)), rest + key_tokens + value_tokens
 
     def _make_haystack(self, index: int) -> Haystack:
@@ -296,18 +296,18 @@ class VtGenerator(HaystackGenerator):
         return min(self.options.num_hops, _MOST_DEMONSTRATION_HOPS)
 
     def _demonstration_tokens(self, units: int) -> int:
-        pieces = self._demonstration_pieces(seeded_random(*self._name, "demonstration"), units)
-        example = "".join(pieces)
-        answer = pieces[-1].rsplit(": ", 1)[1]
+        segments = self._demonstration_segments(seeded_random(*self._name, "demonstration"), units)
+        example = "".join(segments)
+        answer = segments[-1].rsplit(": ", 1)[1]
         without_answer = example[: example.rindex(answer)].rstrip()  # RULER does not count the answer
-        return int(self.counter.count_pieces([without_answer])[0])
+        return int(self.counter.count_segments([without_answer])[0])
 
     def _demonstrations(self, index: int) -> list[str]:
         names = [(index, "demonstration", *([shot] if shot else [])) for shot in range(self.options.num_fewshot)]
         rngs = [seeded_random(*self._name, *name) for name in names]
-        return [piece for rng in rngs for piece in self._demonstration_pieces(rng, self._demonstration_units)]
+        return [segment for rng in rngs for segment in self._demonstration_segments(rng, self._demonstration_units)]
 
-    def _demonstration_pieces(self, rng: random.Random, units: int) -> list[str]:
+    def _demonstration_segments(self, rng: random.Random, units: int) -> list[str]:
         """Writes one worked example, with as many chains of assignments as the sample has."""
         hops = self._demonstration_hops
         chains = self._chains(rng, 3, hops)
@@ -325,12 +325,12 @@ class VtGenerator(HaystackGenerator):
             return [self._wording.opening, body + "\n", ending]
         positions = sorted(places.sample(range(units), count))
         noise = niah_wording().noise + "\n"
-        pieces = [self._wording.opening]
+        segments = [self._wording.opening]
         last = 0
         for insert, position in zip(self._inserts(statements, positions, rng), positions, strict=True):
-            pieces += [noise] * (position - last) + [insert.text]
+            segments += [noise] * (position - last) + [insert.text]
             last = position
-        return [*pieces, *[noise] * (units - last), ending]
+        return [*segments, *[noise] * (units - last), ending]
 
 
 def _statements(names: Sequence[str], value: str) -> list[str]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from sbeval.errors import UserError
 from sbeval.hub_names import local_path
 from sbeval.keeping.cache import cache_folder
-from sbeval.keeping.content import kept_by_content
+from sbeval.keeping.content import cached_by_content
 from sbeval.keeping.writing import whole_file
 from sbeval.tasks.draws import seeded_order, seeded_ranks
 from sbeval.tasks.ruler.drafts import Generator, ListDraft, Steps
@@ -74,7 +74,7 @@ def task_questions(options: QaOptions) -> QaCorpus:
     return load_qa(options.dataset, getattr(options, _KEYS[options.dataset]))
 
 
-@kept_by_content(2, argument=1)
+@cached_by_content(2, argument=1)
 def load_qa(dataset: str, path: str | None) -> QaCorpus:
     """Reads a corpus from a local file; if `path` is None, downloads the file, but only once."""
     raw, source = (_read_file(local_path(path)), path) if path else _download(dataset)
@@ -208,7 +208,7 @@ class QaGenerator(Generator):
         """Token count of each document without its heading, and the token count of a heading ("Document 1:")."""
         numbered = [qa_document().format(i=1, document=document) + "\n\n" for document in self._corpus.documents]
         with_number = self.counter.count_pool(numbered, PARAGRAPHS)
-        number = int(self.counter.count_pieces([qa_document().format(i=1, document="")], PARAGRAPHS)[0])
+        number = int(self.counter.count_segments([qa_document().format(i=1, document="")], PARAGRAPHS)[0])
         return with_number - number, number
 
     @functools.cached_property

@@ -1,6 +1,6 @@
 """Fills prompts to their token budget, and caches the sizes of a task's samples at each context length on disk.
 
-The length of a prompt is estimated by the sum of its pieces' token counts. One sample in every block of `CHECKED_EVERY`
+A prompt's length is estimated by the sum of its segments' token counts. One sample in every block of `CHECKED_EVERY`
 is also tokenised as a whole. If its count differs from the sum, the sums are not exact for this tokenizer, and every
 prompt of that block is tokenised as a whole and adjusted.
 """
@@ -31,8 +31,8 @@ class PromptSize:
         index: index of the sample.
         units: number of haystack units (lines, words or documents of filler text).
         prompt_tokens: token count of the whole prompt, BOS included.
-        depths_tokens: number of prompt tokens before each piece, such as a needle, that the question is about.
-        depths_percent: depths of these pieces in the haystack, in percent.
+        depths_tokens: number of prompt tokens before each segment, such as a needle, that the question is about.
+        depths_percent: depths of these segments in the haystack, in percent.
     """
 
     index: int
@@ -117,13 +117,13 @@ class PromptFiller(NamedTuple):
         return int(self.task.generator.counter.count(prompts).max()) + self.context_length - self.budget
 
     def _count_together(self, drafts: Iterable[Draft]) -> None:
-        """Tokenises the pieces of many samples in a few batches, so that the counter's cache holds their counts."""
+        """Tokenises the segments of many samples in a few batches, so that the counter's cache holds their counts."""
         batches: dict[tuple[str, str], list[str]] = {}
         for draft in drafts:
-            for between, pieces in draft.counted_pieces().items():
-                batches.setdefault(between, []).extend(pieces)
-        for between, pieces in batches.items():
-            self.task.generator.counter.count_pieces(pieces, between)
+            for between, segments in draft.counted_segments().items():
+                batches.setdefault(between, []).extend(segments)
+        for between, segments in batches.items():
+            self.task.generator.counter.count_segments(segments, between)
 
     def _size(self, index: int, draft: Draft, units: int, tokens: int, before: int) -> PromptSize:
         body_tokens, percents = draft.depths(units)
@@ -132,18 +132,18 @@ class PromptFiller(NamedTuple):
 
     def _tokens_around(self, drafts: Mapping[int, Draft]) -> tuple[dict[int, int], dict[int, int]]:
         """Returns two mappings by sample: the number of tokens before the body, and the number before and after it."""
-        pieces = list(dict.fromkeys(piece for draft in drafts.values() for piece in draft.opening[1:]))
-        piece_tokens = dict(zip(pieces, self.task.generator.counter.count_pieces(pieces).tolist(), strict=True))
+        segments = list(dict.fromkeys(segment for draft in drafts.values() for segment in draft.opening[1:]))
+        segment_tokens = dict(zip(segments, self.task.generator.counter.count_segments(segments).tolist(), strict=True))
         frame = self.frame
         after_opening, before_closing = next(iter(drafts.values())).body_ends()
         starts = [frame.head + draft.opening[0] for draft in drafts.values()]
         start_tokens = self.task.generator.counter.count_starts(starts, after_opening).tolist()
         before = {
-            i: start + sum(piece_tokens[piece] for piece in draft.opening[1:])
+            i: start + sum(segment_tokens[segment] for segment in draft.opening[1:])
             for (i, draft), start in zip(drafts.items(), start_tokens, strict=True)
         }
         ends = [frame.end(draft) for draft in drafts.values()]
-        end_tokens = self.task.generator.counter.count_pieces(ends, (before_closing, "")).tolist()
+        end_tokens = self.task.generator.counter.count_segments(ends, (before_closing, "")).tolist()
         return before, {i: before[i] + end for i, end in zip(drafts, end_tokens, strict=True)}
 
     def _estimate(self, draft: Draft, around: int) -> int:

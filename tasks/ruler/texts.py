@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from sbeval.corpora import read_text
 from sbeval.errors import UserError
 from sbeval.hub_names import local_path
-from sbeval.keeping.content import kept_by_content
+from sbeval.keeping.content import cached_by_content
 from sbeval.tasks.ruler.haystacks import EssayHaystack, running_totals
 from sbeval.tasks.tokens import LINE_START, WORDS, TokenCounter
 
@@ -83,7 +83,7 @@ class Essays(NamedTuple):
             words=self.words,
             cumulative_tokens=running_totals(tokens),
             sentence_starts=self.sentence_starts,
-            first_word_tokens=int(counter.count_pieces(self.words[:1], LINE_START)[0]),
+            first_word_tokens=int(counter.count_segments(self.words[:1], LINE_START)[0]),
         )
 
 
@@ -101,7 +101,7 @@ def sentence_starts(words: list[str]) -> NDArray[np.int64]:
     return np.array(starts, dtype=np.int64)
 
 
-@kept_by_content(2)
+@cached_by_content(2)
 def load_essays(path: str | None) -> Essays:
     """Reads essays from a text file or a folder of .txt files; if `path` is None, from the hub.
 
@@ -148,13 +148,13 @@ def load_from_hub(key: str, form: str, dataset: str, config: str | None = None, 
     import datasets  # imported late: it takes seconds, and options are read without it
 
     try:
-        on_hub_or_kept(dataset)
+        on_hub_or_cached(dataset)
         return datasets.load_dataset(dataset, config, **options)
     except Exception as error:  # the hub's client raises many unrelated classes when it cannot be reached
         raise MissingCorpus([Missing(key, form, dataset, type(error).__name__)]) from error
 
 
-def on_hub_or_kept(dataset: str) -> None:
+def on_hub_or_cached(dataset: str) -> None:
     """Checks that the dataset is in the hub client's cache, or that the hub's host name resolves.
 
     The check is immediate; without a network the hub's client would retry for half a minute.

@@ -108,7 +108,7 @@ class CweGenerator(Generator):
     def _number_tokens(self) -> NDArray[np.int64]:
         most = self.options.num_cw * self.options.freq_cw + len(self._pool[0]) * self.options.freq_ucw
         tokens = self.counter.count_pool([f" {i}." for i in range(1, most + 1)], WORDS)
-        tokens[:1] = self.counter.count_pieces(["1."], LINE_START)
+        tokens[:1] = self.counter.count_segments(["1."], LINE_START)
         return running_totals(tokens)
 
     def draft(self, index: int, context_length: int) -> WordListDraft:

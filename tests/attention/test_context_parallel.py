@@ -1,4 +1,4 @@
-"""One sequence over several processes: outputs and gradients are those of one process; spent sticks ask for nothing."""
+"""Context parallelism: outputs and gradients equal those of one process, and spent sticks request no keys."""
 
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,8 @@ OPTIONS: dict[str, Any] = {"dense": {}, "current": {"attend_current": True}, "sk
 @given(st.integers(1, 6), st.integers(2, 5000), st.integers(2, 700))
 def test_every_process_has_every_older_key_once_and_as_much_work(ranks: int, chunk_tokens: int, first: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(zigzag, "FIRST_PIECE_TOKENS", first)
-        lists = [zigzag.pieces(rank, ranks, chunk_tokens) for rank in range(ranks)]
+        patch.setattr(zigzag, "FIRST_RANGE_TOKENS", first)
+        lists = [zigzag.key_ranges(rank, ranks, chunk_tokens) for rank in range(ranks)]
     for rank, own in enumerate(lists):
         older, newer = zigzag.chunks_of(rank, ranks)
         ends = [(zigzag.chunks_of(each.holder, ranks)[each.newer] * chunk_tokens, each) for each in own]
@@ -43,7 +43,7 @@ def inputs(dtype: torch.dtype, logit_scale: float) -> list[Tensor]:
 
 def worker(rank: int, folder: Path) -> None:
     dist.init_process_group("gloo")
-    zigzag.FIRST_PIECE_TOKENS = 8
+    zigzag.FIRST_RANGE_TOKENS = 8
     context = ContextParallel()
     own = context.positions(TOKENS)
     found: dict[str, Any] = {"own": own}
@@ -72,7 +72,7 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def whole(found: list[dict[str, Any]], name: str, index: int) -> Tensor:
-    """One tensor of a result, its positions in order."""
+    """Returns one tensor of a result with its positions in order."""
     order = torch.cat([each["own"] for each in found]).argsort()
     return torch.cat([each[name][index] for each in found], dim=2).index_select(2, order)
 
@@ -108,6 +108,6 @@ def test_spent_sticks_ask_for_no_older_keys(found: list[dict[str, Any]]) -> None
     assert (whole(found, "near", 0) - exact.output).abs().max() < 1e-4
     received, all_of_it = (sum(each["bytes"][index] for each in found) for index in range(2))
     assert 0 < received < all_of_it
-    # every process receives what others hold of the keys before its newer chunk, when nothing is left out
+    # without skipping, each rank receives all keys of other ranks that are older than its newer chunk
     ranks, chunk_bytes = len(found), TOKENS // (2 * len(found)) * 2 * 2 * GROUPS * HEAD_DIM * 4
     assert all_of_it == sum(2 * ranks - 2 - rank for rank in range(ranks)) * chunk_bytes

@@ -91,7 +91,7 @@ def test_a_sequence_said_to_begin_before_the_first_key_begins_there(impl: str, w
 @pytest.mark.parametrize("threshold", [1e-1, 1e-3, 1e-5])
 def test_skipping_stays_within_its_bound(impl: str, threshold: float) -> None:
     p = problem(queries=100, keys=900, heads=1, dtype=torch.float32, logit_scale=0.02)
-    p.q[..., 0], p.k[..., 0] = 3.0, -3.0  # some 2 % of the stick a key, so that no stick is spent within a tile
+    p.q[..., 0], p.k[..., 0] = 3.0, -3.0  # about 2 % of the stick per key, so that no stick is spent within a tile
     exact = stickbreaking_attention(p.q, p.k, p.v, impl="reference", scale=0.4)
     plain = stickbreaking_attention(p.q, p.k, p.v, impl=impl, scale=0.4)
     found = stickbreaking_attention(p.q, p.k, p.v, impl=impl, scale=0.4, skip_threshold=threshold)
@@ -142,7 +142,7 @@ def test_gradients_are_right_where_rows_of_one_block_stopped_at_different_keys(m
     for each in ("forward", "backward"):
         monkeypatch.setattr(f"sbeval.attention.impl.triton.{each}.shared_memory_bytes", lambda tensor: 227 * 1024)
     low = problem(queries=256, head_dim=128, dtype=torch.float16)
-    # 64 rows spend their stick within a tile, those around them look at every key
+    # 64 rows spend their stick within a tile, the rows around them visit every key
     low.k[..., 0] = 6.0
     low.q[..., 0] = -6.0
     low.q[:, :, 128:192, 0] = 15.0
@@ -153,7 +153,7 @@ def test_gradients_are_right_where_rows_of_one_block_stopped_at_different_keys(m
 @pytest.mark.parametrize("left", [0.0, 0.5], ids=["dropped", "halved"])
 def test_the_error_budget_notices_any_one_tile(dtype: torch.dtype, left: float) -> None:
     p = problem(queries=256, heads=1, logit_scale=0.1)
-    p.q[..., 0], p.k[..., 0] = 4.0, -5.0  # under 1 % of the stick a key, so that every tile counts
+    p.q[..., 0], p.k[..., 0] = 4.0, -5.0  # under 1 % of the stick per key, so that every tile counts
     log_A, _ = log_weights(p.q, p.k, 0.25, False, None)
     weights = log_A.exp()
     exact = weights @ p.v
@@ -205,7 +205,7 @@ BUDGET = 2e-2 if ON_GPU else 1e-5
 
 
 def long_problem() -> Problem:
-    """Logits around -13 on a GPU: after a million of them some percent of the stick are still there."""
+    """Logits around -13 on a GPU: after a million keys a few percent of the stick remain."""
     p = problem(heads=1, queries=TOKENS, head_dim=64, dtype=torch.bfloat16 if ON_GPU else torch.float32)
     p.q[..., 0], p.k[..., 0] = 13.0, -8.0
     return p
@@ -251,7 +251,7 @@ def test_heads_may_lie_billions_of_numbers_apart(head_dim: int) -> None:
     for together in zip(
         *(_gradients(tensors, near.d_output) for tensors in (far, (near.q, near.k, near.v))), strict=True
     ):
-        assert relative_error(*together) < 1e-3  # keys' gradients are added in no fixed order
+        assert relative_error(*together) < 1e-3  # gradients of keys are summed by atomics, in no fixed order
 
 
 def _gradients(tensors: Sequence[Tensor], d_output: Tensor) -> tuple[Tensor, ...]:

@@ -1,4 +1,4 @@
-"""Which program works on which rows, and when the forward kernel looks at the sticks, which shows in no result."""
+"""Which program computes which rows, and when the forward kernel tests the sticks; no result shows either."""
 
 import dataclasses
 import math
@@ -59,17 +59,17 @@ def test_the_next_look_is_two_tiles_away_at_least_and_twice_as_far_as_before_at_
 
 
 def test_the_next_look_comes_after_half_the_tiles_that_would_spend_the_stick() -> None:
-    # ten powers of two in ten tiles: thirty more are left
+    # ten tiles take ten powers of two of the stick; thirty more remain
     assert next_chunks([(32, 10, 1.0, 2.0**-10)], 2.0**-40) == [15]
     assert next_chunks([(4, 10, 1.0, 2.0**-10)], 2.0**-40) == [8]
-    # where nothing is taken, or everything is to be visited, as rarely as may be
+    # if no share is taken, or every key is visited, sticks are tested as rarely as possible
     assert next_chunks([(32, 10, 1.0, 1.0), (64, 10, 1.0, 1.0)], 2.0**-40) == [64, 64]
     assert next_chunks([(32, 10, 1.0, 2.0**-10)], 0.0) == [64]
     assert next_chunks([(32, 10, 2.0**-39, 2.0**-40)], 2.0**-40) == [2]
 
 
 def breaking_slowly(dtype: torch.dtype, each: float) -> Problem:
-    """Some share of the stick a key, the same one in every row of a head."""
+    """Returns a problem in which every key of a head takes the same share of the stick."""
     p = problem(heads=2, groups=1, queries=40, keys=600, dtype=dtype, logit_scale=0.01)
     p.q[..., 0], p.k[..., 0] = 4.0, math.log(each)
     p.q[:, 1, :, 0] *= 2
@@ -89,7 +89,7 @@ STARTS = {
     "boundary": {"row_start": torch.tensor([0] * 30 + [590] * 10, dtype=torch.int32, device=DEVICE)},
 }
 
-# where a text begins has nothing to do with rounding
+# the start of a text does not depend on rounding
 ROUNDINGS = [*((torch.float32, starts) for starts in STARTS), (torch.float16, "plain")]
 
 
@@ -98,7 +98,7 @@ ROUNDINGS = [*((torch.float32, starts) for starts in STARTS), (torch.float16, "p
 def test_off_gives_bitwise_what_a_visit_of_every_key_gives(dtype: torch.dtype, starts: str, save: bool) -> None:
     p = breaking_slowly(dtype, 0.4)
     p.q[..., 0] *= 4
-    p.k[:, :, ::2, 0] *= -1  # sticks are spent within some hundred keys
+    p.k[:, :, ::2, 0] *= -1  # sticks are spent within about a hundred keys
     stopped = launched(p, SMALLEST, STARTS[starts], save=save)
     everything = launched(p, 0.0, STARTS[starts], save=save)
     torch.testing.assert_close(stopped[:2], everything[:2], rtol=0, atol=0)

@@ -1,4 +1,4 @@
-"""The Forgetting Transformer and its baselines: all forms that their authors' classes write are the definition."""
+"""The Forgetting Transformer and its baselines: every layout of the authors gives the definition's output."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -54,7 +54,7 @@ def fox(*, model_type: str = "forgetting_transformer-project_fox", **keys: Any) 
 
 
 def fla_forgetting(*, kv_heads: int | None = None, **keys: Any) -> Made:
-    """Returns the same as flash-linear-attention's classes write it: other names, and its keys for what both have."""
+    """Returns the same model in flash-linear-attention's layout, with its names and keys."""
     config, t = fox(
         model_type="forgetting_transformer",
         num_kv_heads=kv_heads,
@@ -77,7 +77,7 @@ def fla_forgetting(*, kv_heads: int | None = None, **keys: Any) -> Made:
 
 
 def forgetting_logits(config: dict[str, Any], t: dict[str, Tensor]) -> Tensor:
-    """The forward pass of `tokens()` in all these layouts, and in that of flash-linear-attention's stick-breaking."""
+    """Checks the logits of `tokens()` in all these layouts, and in flash-linear-attention's for stick-breaking."""
     x = t["model.embeddings.weight"][tokens()[0]]
     length, group = len(x), HEADS // (config.get("num_kv_heads") or HEADS)
     sticks, softmax_type = (config["model_type"].startswith(start) for start in ("stickbreaking", "transformer"))

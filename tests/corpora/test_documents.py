@@ -1,4 +1,4 @@
-"""Text sources: which documents they give, in which order, and what they say about bad input."""
+"""Text sources: their documents and the order of these, and their errors for bad input."""
 
 import codecs
 import gzip

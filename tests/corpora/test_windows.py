@@ -1,4 +1,4 @@
-"""Windows: lm-eval's own cut, the same targets at every length, and context that stays where it is said to stay."""
+"""Windows: lm-eval's rolling windows, the same targets at every length, and context inside the right document."""
 
 from itertools import pairwise
 

@@ -1,4 +1,4 @@
-"""The recipes of docs/adding.md, each followed to the letter in a copy of the checkout: what it runs succeeds."""
+"""The recipes of docs/adding.md, each followed in a copy of the checkout: their commands succeed."""
 
 import re
 import shutil
@@ -19,8 +19,12 @@ def test_a_recipe_leads_to_what_it_says(title: str, tmp_path: Path) -> None:
     checkout = copy_of_the_checkout(tmp_path / "checkout")
     commands = follow(RECIPES[title], checkout)
     environment = {"PYTHONPATH": str(checkout / "build" / "tree"), "SBEVAL_CACHE": str(checkout / "cache")}
-    environment["PYTHONDONTWRITEBYTECODE"] = "1"  # a recipe reads its own sources as text
+    environment["PYTHONDONTWRITEBYTECODE"] = "1"  # recipes evaluate the sources of this project as text
     assert commands, "a recipe ends with commands that try the result"
+    for kind, path, _, _ in STEP.findall(RECIPES[title]):
+        if kind == "New file" and path.endswith(".py"):
+            package_map = (checkout / path).with_name("__init__.py").read_text(encoding="utf-8")
+            assert f"\n- `{Path(path).stem}`: " in package_map, path
     for command in commands:
         run_shell(command, checkout, environment)
 
@@ -31,7 +35,7 @@ def test_every_file_a_recipe_changes_is_there_and_every_new_one_is_not() -> None
 
 
 def copy_of_the_checkout(folder: Path) -> Path:
-    """Copies the packages, and lays them out as `make tree` does, so that they are imported as one installs them."""
+    """Copies the packages, and creates the layout of `make tree`, so that they are imported as installed."""
     for name in ("sbeval", *ROOMS):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     tree = folder / "build" / "tree" / "sbeval"

@@ -1,4 +1,4 @@
-"""Seeded damage to foreign files: hostile values in a tree, hostile bytes in a text, something else for a file."""
+"""Seeded damage to foreign files: hostile values in a tree, hostile bytes in a text, a folder or link for a file."""
 
 import copy
 import json
@@ -71,7 +71,7 @@ def differences(old: Any, new: Any, path: tuple[Any, ...] = ()) -> Iterator[Chan
 
 
 def _value_near(old: Any, rng: Random) -> Any:
-    """Returns a hostile value, or one of the old one's kind."""
+    """Returns a hostile value, or another value of the same type."""
     if rng.random() < 0.5:
         return copy.deepcopy(rng.choice(VALUES))
     if isinstance(old, bool):
@@ -124,7 +124,7 @@ def changed_bytes(raw: bytes, rng: Random) -> bytes:
 
 
 def put_in_place_of(path: Path, rng: Random) -> str:
-    """Replaces a file by something that is none; returns what."""
+    """Replaces a file by something that is not a file, and returns its kind."""
     path.unlink(missing_ok=True)
     make: dict[str, Callable[[], Any]] = {
         "nothing": lambda: None,

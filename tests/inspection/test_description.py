@@ -113,7 +113,7 @@ def test_a_tokenizer_that_is_not_there_is_told_as_missing_files(tmp_path: Path) 
 
 
 def test_generations_of_dolomite_are_told_by_what_is_there(tmp_path: Path) -> None:
-    told = describe(save(tmp_path, *dolomite(head_bias=True, kv_heads=2))).told_by
+    told = describe(save(tmp_path, *dolomite(head_bias=True, kv_heads=2))).evidence
     assert told[0] == "model_type 'stickbreaking' in config.json"
     assert "tensors attn.head_bias" in told
     assert "no tensors attn.norm.weight" in told

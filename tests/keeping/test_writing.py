@@ -1,4 +1,4 @@
-"""Files and folders appear whole, and what killed processes left is removed, never what a living one is writing."""
+"""Writes are atomic; temporary files of killed processes are removed, those of running processes are not."""
 
 import os
 import signal

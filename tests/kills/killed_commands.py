@@ -1,4 +1,4 @@
-"""The commands that are killed (`kills.py`): what they are given, and what counts of what they leave."""
+"""The commands that `kills.py` kills: their inputs, and how their outputs are compared."""
 
 import collections
 import contextlib
@@ -42,12 +42,12 @@ def sha256(content: bytes) -> str:
 
 
 def files(folder: Path) -> Iterator[Path]:
-    """Every file below a folder that is not in one a kill left unfinished."""
+    """Returns every file below a folder, except those in unfinished folders that a kill left."""
     return (path for path in sorted(folder.rglob("*")) if path.is_file() and ".part" not in str(path))
 
 
 def whole(folder: str) -> Callable[[Path], dict[str, str]]:
-    """Compares every file but those that hold the time, and the page without it."""
+    """Compares every file, except those that contain the time; compares the page without its time."""
 
     def left(work: Path) -> dict[str, str]:
         dated = (".sha256", "training_record.json", ".pdf")
@@ -75,7 +75,7 @@ def scores(folder: str) -> Callable[[Path], dict[str, str]]:
 
 
 def demonstrated(work: Path) -> dict[str, str]:
-    """Compares the scores, and the pages' figures; the other files hold times and speeds, and are there or not."""
+    """Compares scores and the figures of pages; the other files contain times and speeds."""
     found = {
         str(file.relative_to(work)): sha256(file.read_bytes())
         if file.suffix == ".svg"
@@ -86,7 +86,7 @@ def demonstrated(work: Path) -> dict[str, str]:
 
 
 def kept(work: Path) -> dict[str, str]:
-    """Compares what the caches hold: files of tokens and prompts, and the rows of databases."""
+    """Compares the caches: files of tokens and prompts, and the rows of databases."""
     found = {}
     for file in files(work / "cache"):
         if file.suffix == ".sqlite":
@@ -154,7 +154,7 @@ def parent(work: Path) -> None:
 
 
 def earlier_report(work: Path) -> None:
-    """Results, and an earlier report of them with a file of the user's in it."""
+    """Results, and an earlier report of them with a user's file in its folder."""
     sys.path[:0] = [str(ROOT / "tests" / "reports")]
     from result_files import CURVES, model_record, perplexity_task, write_run
 
@@ -178,7 +178,7 @@ def _run(work: Path) -> list[str]:
 
 
 def _caches(work: Path) -> list[str]:
-    """A run whose tasks keep tokens, prompts, targets and an evaluator's answers."""
+    """A run whose tasks cache tokens, prompts, targets and an evaluator's answers."""
     metadata = {"data_path": str(work / "text.txt"), "context_lengths": [1024], "num_samples": 2}
     metadata["longppl_evaluator"] = str(CHECKPOINT.with_name("rope"))
     return _evaluation("sb_text_stream,sb_text_long,sb_ruler_vt,sb_copy", metadata, 1)
@@ -221,7 +221,7 @@ COMMANDS = {
         Command(
             "lm_eval", lambda work: ["lm_eval", "--model", "sb", "--log_samples", *_run(work)[1:]], text, scores("out")
         ),
-        # its own files are a cache
+        # this command writes only cache files
         Command(
             "inspect", _inspect, lambda work: shutil.copytree(CHECKPOINT, work / "checkpoint"), whole("checkpoint")
         ),

@@ -238,7 +238,7 @@ def compared(family: str, folder: Path) -> list[str]:
         scored = "yes" if apart < 1e-3 else f"off by {apart:.2g} nats"
     answered = "yes" if right == [len(PROMPTS)] * 2 else f"{right[0]} of 5, {right[1]} alone"
     attention = "none" if names_no_attention(lm) else str(getattr(lm.model.config, "_attn_implementation", None))
-    attention = attention.removeprefix("sbeval_seen_keys_")
+    attention = attention.removeprefix("sbeval_visible_keys_")
     return [family, scored, answered, found.untested or found.ways() or "nothing", attention, scalings(lm, folder)]
 
 

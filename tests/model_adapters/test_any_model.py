@@ -248,7 +248,7 @@ def test_arguments_of_hf_that_may_change_a_number_set_answers_apart(checkpoint):
             (str(checkpoint("rope")),),
             {name: "given"} if name not in ("nothing", "tokenizer") else {},
         )
-        Backend(lm, "hf").kept("a piece")
+        Backend(lm, "hf").cached_score("a piece")
     apart = {name for name, key in zip(names, asked, strict=True) if key == asked[0]}
     assert {*names} - apart == {
         *("backend", "revision", "subfolder", "softmax_dtype", "mixed_precision_dtype", "trust_remote_code"),
@@ -334,14 +334,14 @@ def test_windows_that_a_backend_would_cut_are_refused(server, vllm, checkpoint, 
             numbers(load(63 + beyond), ["sb_text_stream"], metadata, folder)
 
 
-def test_pieces_of_a_model_whose_rope_depends_on_the_length_are_said_to_be_shorter_inputs(
+def test_chunks_of_a_model_whose_rope_depends_on_the_length_are_said_to_be_shorter_inputs(
     checkpoint, metadata, tmp_path, caplog
 ):
     rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
     folder = copied(checkpoint("llama"), tmp_path, rope_parameters=rope)
     for task, said in (("sb_text_fixed_target", False), ("sb_text_position", True)):
         numbers(get_model("hf")(str(folder), device="cpu", dtype="float32"), [task], metadata, folder)
-        assert ("pieces before the last are scored as shorter inputs" in caplog.text) is said
+        assert ("chunks before the last are scored as shorter inputs" in caplog.text) is said
 
 
 def test_an_encoder_is_refused(tmp_path, metadata):

@@ -1,4 +1,4 @@
-"""What a user can mend is one sentence: what was expected, what was found, what to do."""
+"""A mistake of the user gives an error of one sentence: what is wrong, and what to do."""
 
 import importlib.util
 import json
@@ -19,12 +19,12 @@ from lm_eval.api.instance import Instance
 from safetensors.torch import load_file, save_file
 
 from sbeval.checkpoints import load_checkpoint
-from sbeval.checkpoints.files import Weights, held_bytes
+from sbeval.checkpoints.files import Weights, weight_file_bytes
 from sbeval.errors import UserError
 from sbeval.inspection.description import describe
 from sbeval.model_adapters.chat_templates import limited
 from sbeval.model_adapters.open.arguments import check_early, check_shared_arguments
-from sbeval.model_adapters.open.errors import in_one_sentence
+from sbeval.model_adapters.open.errors import explaining_load_errors
 from sbeval.model_adapters.options import AdapterOptions
 from sbeval.sweep.definition import check_checkpoint
 from sbeval.tasks.tokens import TokenCounter, model_tokenizer
@@ -198,9 +198,9 @@ def test_what_lies_beside_the_weights_of_a_checkpoint_is_not_counted(checkpoint,
     save_file({"a": torch.ones(9)}, folder / "elsewhere.safetensors")
     (folder / "older").mkdir()
     (folder / "older" / "model.safetensors").write_bytes(bytes(99))
-    assert held_bytes(folder) == (folder / "elsewhere.safetensors").stat().st_size
+    assert weight_file_bytes(folder) == (folder / "elsewhere.safetensors").stat().st_size
     (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "older/model.safetensors"}}')
-    assert held_bytes(folder) == (folder / "elsewhere.safetensors").stat().st_size + 99
+    assert weight_file_bytes(folder) == (folder / "elsewhere.safetensors").stat().st_size + 99
 
 
 FLEX = {"attn_implementation": "flex_attention"}
@@ -312,7 +312,10 @@ def test_a_subfolder_that_is_not_there_is_named(checkpoint):
     ],
 )
 def test_a_missing_package_is_told_with_what_asks_for_it(given, config, remedy):
-    with pytest.raises(UserError) as refused, in_one_sentence("a/b", "a model's weights", given=given, config=config):
+    with (
+        pytest.raises(UserError) as refused,
+        explaining_load_errors("a/b", "a model's weights", given=given, config=config),
+    ):
         raise ImportError("no module x")
     assert str(refused.value).endswith(remedy)
 
@@ -372,7 +375,7 @@ def test_threads_that_write_with_a_chat_template_leave_no_limit_of_memory():
             second.start()
         else:
             inside.set()
-        (inside if first else left).wait(0.2)  # in vain where the threads take turns
+        (inside if first else left).wait(0.2)  # no speed-up, since the threads take turns
         return ""
 
     second = threading.Thread(target=limited(write), args=(None, False))

@@ -1,4 +1,4 @@
-"""Checkpoints in released formats run as the models they hold, and `revision` picks among the versions on the hub."""
+"""Checkpoints in released formats give their model's outputs, and `revision` chooses a version on the hub."""
 
 import logging
 import re
@@ -78,7 +78,7 @@ def test_each_format_is_found_logged_recorded_and_run(name, tmp_path, caplog, mo
     monkeypatch.setattr(logging.getLogger("lm_eval"), "propagate", True)
     with caplog.at_level(logging.INFO, "lm_eval"):
         lm = load_lm(folder)
-    # one record each: what handles it twice is other tests' affair
+    # one record each: other tests load a record twice
     lines = [record.getMessage() for record in dict.fromkeys(caplog.records) if "format" in record.getMessage()]
     assert lines == [f"{folder} is a checkpoint of the format {format_found}"]
     assert likelihoods(lm, PAIRS) == pytest.approx(direct_scores(load_checkpoint(folder).model), rel=1e-5)
@@ -122,7 +122,7 @@ def cache(tmp_path, monkeypatch) -> Path:
 
 
 def keep(cache: Path, name: str, revision: str, folder: Path) -> None:
-    """Puts a checkpoint where downloading it would."""
+    """Writes a checkpoint to the place where a download would be."""
     place = cache / f"models--{name.replace('/', '--')}"
     shutil.copytree(folder, place / "snapshots" / COMMITS[revision])
     (place / "refs").mkdir(exist_ok=True)

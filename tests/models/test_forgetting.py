@@ -1,4 +1,4 @@
-"""Forgetting attention is its definition, whatever computes it, and what is skipped changes no more than was asked."""
+"""Every implementation of forgetting attention equals the definition; skipping changes outputs by at most the limit."""
 
 import pytest
 import torch

@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from sbeval.errors import UserError
-from sbeval.models.rope import held_rope_frequencies, rope_frequencies
+from sbeval.models.rope import rope_frequencies, setting_rope_frequencies
 from sbeval.rope_parameters import parse_rope_scaling
 from tests.models.small import small_model, tokens
 
@@ -66,9 +66,9 @@ def test_scaling_equals_a_fresh_transformers_model_that_has_it_built_in(scaling:
     built_in.load_state_dict(plain.state_dict())
     expected = logits(built_in, length)
     twin = own_twin(plain)
-    with held_rope_frequencies(plain, length, parse_rope_scaling(scaling)):
+    with setting_rope_frequencies(plain, length, parse_rope_scaling(scaling)):
         assert_close(logits(plain, length), expected, rtol=1e-4, atol=1e-4)
-    with held_rope_frequencies(twin, length, parse_rope_scaling(scaling)):
+    with setting_rope_frequencies(twin, length, parse_rope_scaling(scaling)):
         assert_close(logits(twin, length), expected, rtol=1e-3, atol=1e-3)
     frequencies = twin.rope_frequencies_for(length, parse_rope_scaling(scaling))
     assert_close(logits(twin, length, rope_frequencies=frequencies), expected, rtol=1e-3, atol=1e-3)
@@ -79,7 +79,7 @@ def test_generation_holds_the_frequencies_of_the_whole_request(own: bool) -> Non
     model = own_twin(llama()) if own else llama()
     ids, scaling = tokens(2, 12), parse_rope_scaling("dynamic:3")
     options: dict[str, Any] = {"max_new_tokens": 10, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-    with held_rope_frequencies(model, 22, scaling):
+    with setting_rope_frequencies(model, 22, scaling):
         cached, plain = (model.generate(ids, use_cache=use_cache, **options) for use_cache in (True, False))
     assert torch.equal(cached, plain)
     if own:
@@ -99,9 +99,9 @@ def test_partial_rotation_and_windowed_layers_keep_their_own_frequencies() -> No
     torch.manual_seed(0)
     neox = GPTNeoXForCausalLM(GPTNeoXConfig(**{**SIZES, "rotary_pct": 0.5})).eval()
     before = logits(neox, 40)
-    with held_rope_frequencies(neox, 40, parse_rope_scaling("linear:1")):
+    with setting_rope_frequencies(neox, 40, parse_rope_scaling("linear:1")):
         assert_close(logits(neox, 40), before)
-    with held_rope_frequencies(neox, 40, parse_rope_scaling("linear:4")):
+    with setting_rope_frequencies(neox, 40, parse_rope_scaling("linear:4")):
         assert (logits(neox, 40) - before).abs().max() > 1e-3
     gemma = Gemma3ForCausalLM(
         Gemma3TextConfig(
@@ -112,7 +112,7 @@ def test_partial_rotation_and_windowed_layers_keep_their_own_frequencies() -> No
     rotary = next(module for module in gemma.modules() if hasattr(module, "rope_type"))
     local = rotary.sliding_attention_inv_freq.clone()
     before = logits(gemma, 40)
-    with held_rope_frequencies(gemma, 40, parse_rope_scaling("linear:4")):
+    with setting_rope_frequencies(gemma, 40, parse_rope_scaling("linear:4")):
         assert torch.equal(rotary.sliding_attention_inv_freq, local)
         assert (logits(gemma, 40) - before).abs().max() > 1e-3
     assert torch.equal(logits(gemma, 40), before)
@@ -122,9 +122,9 @@ def test_a_model_without_rotary_embeddings_is_refused() -> None:
     torch.manual_seed(0)
     gpt2 = GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=61, n_positions=16))
     for model in (gpt2, small_model(attention="nope")):
-        with held_rope_frequencies(model, 10):
+        with setting_rope_frequencies(model, 10):
             pass
-        with pytest.raises(UserError, match="no"), held_rope_frequencies(model, 10, parse_rope_scaling("linear:2")):
+        with pytest.raises(UserError, match="no"), setting_rope_frequencies(model, 10, parse_rope_scaling("linear:2")):
             pass
 
 

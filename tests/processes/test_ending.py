@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from sbeval.errors import UserError, log_visibly
-from sbeval.processes.ending import told_in_one_sentence
+from sbeval.processes.ending import reporting_errors
 
 BODY = """
 import os, signal, sys, time
-from sbeval.processes.ending import told_in_one_sentence
+from sbeval.processes.ending import reporting_errors
 from sbeval.errors import UserError
 try:
-    with told_in_one_sentence():
+    with reporting_errors():
         print("began", flush=True)
         {body}
 finally:
@@ -86,7 +86,7 @@ def test_a_signal_ends_a_command_in_order_with_a_shell_s_exit_code(number: signa
         ("raise ImportError('x.so: failed to map segment from shared object')", "not enough memory for this command"),
         (
             "import tempfile; os.chdir(tempfile.mkdtemp()); os.rmdir(os.getcwd())\n"
-            "        with told_in_one_sentence(): pass",
+            "        with reporting_errors(): pass",
             "The current folder was deleted",
         ),
     ],
@@ -152,7 +152,7 @@ def test_a_log_s_fields_and_a_stream_that_is_read_only_stay_as_they_are(monkeypa
     logging.setLogRecordFactory(traced)
     monkeypatch.setattr("sys.stdout", stream := ReadOnly())
     try:
-        with told_in_one_sentence():
+        with reporting_errors():
             sys.stdout.write("a")
         make = logging.getLogRecordFactory()
         log_visibly()
@@ -189,9 +189,7 @@ def test_every_command_is_silent_where_nobody_reads(arguments: list[str]) -> Non
 
 @pytest.mark.exhaustive
 def test_a_signal_that_is_ignored_stays_ignored() -> None:
-    process = started(
-        "signal.signal(signal.SIGHUP, signal.SIG_IGN)\n        with told_in_one_sentence(): time.sleep(2)"
-    )
+    process = started("signal.signal(signal.SIGHUP, signal.SIG_IGN)\n        with reporting_errors(): time.sleep(2)")
     process.stdout.readline()
     time.sleep(0.2)
     process.send_signal(signal.SIGHUP)

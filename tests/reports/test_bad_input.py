@@ -354,7 +354,7 @@ def test_means_that_lm_eval_computes_otherwise_are_not_held_against_samples(tmp_
 
 @pytest.mark.parametrize("recorded", [True, False])
 def test_one_line_never_joins_two_sets_of_targets(recorded: bool, tmp_path: Path) -> None:
-    """Those scored at most lengths are kept; a run that adds a length on the same targets joins them."""
+    """Runs with the same targets are joined; of others, the targets scored at most lengths are kept."""
     runs = [(LENGTHS[:3], "a"), (LENGTHS[3:4], "b"), *([(LENGTHS[4:5], "a")] if recorded else [])]
     for index, (lengths, targets) in enumerate(runs):
         curve = [CURVES["rope"][LENGTHS.index(length)] for length in lengths]
@@ -368,7 +368,7 @@ def test_one_line_never_joins_two_sets_of_targets(recorded: bool, tmp_path: Path
     assert [
         note.reason
         for note in results.notes
-        if "at 2K is not shown: as far as runs record it, it scored other targets" in note.reason
+        if "at 2K is not shown: as far as recorded, it scored other targets" in note.reason
     ]
     (panel,) = perplexity_panels(results.measurements, results.models)
     assert "demo-rope at 2K" in " ".join(panel.remarks)

@@ -1,4 +1,4 @@
-"""Figures by their values: every specification is valid Vega-Lite and holds the table's numbers."""
+"""Figures: every specification is valid Vega-Lite and contains the table's numbers."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""Two models compared and judged: what is worse, by which rule, and what is not known."""
+"""Comparing and judging two models: what is worse, by which rule, and what cannot be judged."""
 
 import json
 import math
@@ -54,7 +54,7 @@ def test_a_checkpoint_that_got_worse_is_found_at_every_length(tmp_path: Path) ->
     *lengths, beyond = comparison.lengths
     assert all(number.worse for number in lengths)
     assert [number.estimate for number in lengths] == pytest.approx([0.05] * 9, abs=0.015)
-    # worse everywhere alike is no more worse beyond the training length than at it
+    # equally worse at every length, so no worse beyond the training length than at it
     assert beyond.context_length_tokens is None
     assert beyond.low < 0 < beyond.high
     assert "worse" in comparison.text()
@@ -221,7 +221,7 @@ def test_a_rule_fails_for_its_own_length_or_task_alone(tmp_path: Path) -> None:
     assert (found[f"{TEXT} at 64K"].verdict, found[f"{TEXT} at 1K"].verdict) == ("fail", "pass")
     # from 1K to 64K, the two longest lengths hold a quarter of the octaves
     assert found[f"{TEXT}, mean over octaves"].change == pytest.approx(0.3 / 4, abs=0.01)
-    # fewer right answers are a change for the worse
+    # fewer right answers are worse
     assert found["hellaswag acc_norm"].change == pytest.approx(0.2)
     assert found["hellaswag acc_norm"].verdict == "fail"
 
@@ -305,7 +305,7 @@ def test_a_policy_that_cannot_be_meant_is_refused_in_one_sentence(tmp_path: Path
 
 
 def test_models_scored_on_different_targets_are_not_compared() -> None:
-    """Even where every document has as many of them."""
+    """Even if every document has equally many targets."""
     first, second = (sums([2.0, 1.9, 1.8, 1.7, 1.6], seed=seed) for seed in (0, 0))
     first.blocks = {name: frozenset({(100, 164)}) for name in first.clusters}
     texts = [
@@ -322,7 +322,7 @@ def test_models_scored_on_different_targets_are_not_compared() -> None:
 
 @pytest.mark.parametrize(("alike", "known"), [(0, True), (10, True), (40, True), (0, False), (3, False), (40, False)])
 def test_two_tokenizers_are_compared_on_documents_whose_targets_are_the_same_text(alike: int, known: bool) -> None:
-    """By the bytes at which targets begin and end; without them a few targets of equal size are equal by chance."""
+    """Targets are compared by their first and last byte; otherwise a few targets of equal size match by chance."""
     first, second = (sums([2.0, 1.9, 1.8, 1.7, 1.6], seed=0) for _ in range(2))
     names = first.clusters
     if known:

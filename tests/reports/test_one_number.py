@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from result_files import CURVES, write_pair
 
 from sbeval.reports import build_report
-from sbeval.reports.analyse.claims import LengthClaims, LengthDifference, longest_shown
+from sbeval.reports.analyse.claims import LengthClaims, LengthDifference, last_gain_step
 from sbeval.reports.analyse.one_number import effective_nll_length, nll_area, score_area
 from sbeval.reports.analyse.statistics import change_weights, octave_weights
 from sbeval.reports.read.samples import SumsByDocument
@@ -101,7 +101,7 @@ def claim(bands: list[tuple[float, float]], least: int = 256) -> LengthClaims:
         LengthDifference(context_length_tokens=length, estimate=(low + high) / 2, low=low, high=high)
         for length, (low, high) in zip(own[1:], bands, strict=True)
     )
-    last = longest_shown([-1 if step.high < 0 else 1 if step.low > 0 else 0 for step in steps])
+    last = last_gain_step([-1 if step.high < 0 else 1 if step.low > 0 else 0 for step in steps])
     return LengthClaims(lengths=own, steps=steps, lowers_to_tokens=own[last] if last else None)
 
 
@@ -110,7 +110,7 @@ def test_the_effective_length_lies_within_its_interval_whenever_the_band_holds_t
     steps: list[tuple[float, float, float]],
 ) -> None:
     found = effective_nll_length(claim([(true - below, true + above) for true, below, above in steps]))
-    true_steps = longest_shown([int(np.sign(true)) for true, _, _ in steps])
+    true_steps = last_gain_step([int(np.sign(true)) for true, _, _ in steps])
     true_length = 256 * 2**true_steps if true_steps else 0
     assert (found.low or 0) <= true_length <= (found.high or 0)
     assert (found.low or 0) <= (found.tokens or 0) <= (found.high or 0)

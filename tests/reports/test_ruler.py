@@ -36,7 +36,7 @@ def test_missing_tasks_are_named_in_the_summary_and_leave_the_own_length(tmp_pat
     tasks = [ruler_task(name, 4000, lengths=SHORT) for name in RULER_TASKS[:-2]]
     write_run(tmp_path / "r", model_record("stickbreaking"), tasks)
     summary = text_of(tmp_path / "r")
-    assert "n/a (it takes all 13 tasks, and 2 were not run) at the benchmark's threshold" in summary
+    assert "n/a (it needs all 13 tasks, and 2 were not run) at the benchmark's threshold" in summary
     assert "at 85% of its own short-context score over the 11 of 13 tasks run" in summary
     assert r"Missing of RULER's 13 tasks: qa\_squad and qa\_hotpot for demo-sb." in summary
     assert "| demo-sb | 11 of 13 |" in summary
@@ -82,7 +82,7 @@ def test_the_share_of_aliases_is_no_part_of_rulers_averages(tmp_path):
     assert ruler.missing_tasks(found.scores, "demo-sb") == ("qa_squad",)
     assert ruler.apart(found.scores) == {"demo-sb": ("ruler_qa_squad",)}
     summary = text_of(tmp_path / "r")
-    assert "Kept apart from RULER's averages: ruler\\_qa\\_squad for demo-sb" in summary
+    assert "Left out of RULER's averages: ruler\\_qa\\_squad for demo-sb" in summary
     assert r"demo-sb ruler\_qa\_squad" in summary
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from result_files import LENGTHS, Task, model_record, perplexity_task, position_task, reported, ruler_task, write_run
 
-from sbeval.reports.analyse.protocols import curve_words, difference_words, on_identical_targets
+from sbeval.reports.analyse.protocols import curve_text, difference_text, on_identical_targets
 from sbeval.reports.figures.heatmaps import SCORES, TITLE_LETTER_PIXELS, grid, length_bands
 from sbeval.reports.read.fields import length_text
 from sbeval.reports.section import Report
@@ -41,7 +41,7 @@ def texts_of(value: object) -> Iterator[str]:
 
 
 def said(report: Report) -> list[str]:
-    """Every sentence of a page but what its runs were made with."""
+    """Returns every sentence of a page, except those on provenance."""
     shown = [section for section in report.sections if section.identifier not in ("speed", "provenance")]
     return list(dict.fromkeys(texts_of(dataclasses.replace(report, sections=tuple(shown), looks={}))))
 
@@ -70,14 +70,14 @@ def test_use_of_context_is_claimed_on_identical_targets_alone(protocol: str, tmp
 def test_a_sentence_on_identical_targets_is_refused_for_another_protocol(protocol: str) -> None:
     with pytest.raises(ValueError, match="identical targets"):
         on_identical_targets(protocol, "The longer context helps.")
-    assert "helps" not in " ".join(difference_words(protocol))
-    assert "worth" not in curve_words(protocol)
+    assert "helps" not in " ".join(difference_text(protocol))
+    assert "worth" not in curve_text(protocol)
 
 
 def test_the_guide_to_curves_says_what_the_page_says() -> None:
     guide = " ".join((Path(__file__).parents[2] / "docs/reading-curves.md").read_text(encoding="utf-8").split())
     for protocol in ("fixed_target", "stream"):
-        words = difference_words(protocol)
+        words = difference_text(protocol)
         for sentence in filter(None, re.split(r"(?<=\.) ", f"{words.longer} {words.shorter}".strip())):
             assert sentence in guide
 
@@ -96,7 +96,7 @@ TOKENS = {length_text(length): length for length in LENGTHS}
 
 
 def untrue(sentence: str, at: dict[int, float], trained: int | None, headline: str = "") -> Iterator[str]:
-    """Yields what a sentence about one model claims and is not so; `at` holds the true NLL of the lengths compared."""
+    """Yields the false claims of a sentence about one model; `at` holds the true NLL of the compared lengths."""
     lengths = sorted(at)
     within = [length for length in lengths if trained is not None and length <= trained]
     beyond = [length for length in lengths if trained is not None and length > trained]
@@ -182,7 +182,7 @@ def check(report: Report, at: dict[int, float], trained: int | None) -> None:
 
 
 def damaged(task: Task, lengths: list[int]) -> Task:
-    """The task with samples that do not give its numbers at some lengths, which are left out of paired differences."""
+    """Returns the task with samples that do not add up to its numbers at some lengths."""
     for sample, length in itertools.product(task[3], lengths):
         for row in sample[f"nll@{length:07d}"]:
             row[1] *= 1.5

@@ -1,4 +1,4 @@
-"""The comparison of engines: which numbers are compared, and how tokens of a server's requests are counted."""
+"""The comparison of engines: the compared numbers, and the token counts of a server's requests."""
 
 import json
 import math
@@ -40,7 +40,7 @@ def test_the_table_names_a_backend_without_a_task(capsys: pytest.CaptureFixture[
 
 
 class _Completions(BaseHTTPRequestHandler):
-    """Says that a prompt has one token more than it has where the first is 9, and refuses those that begin with 8."""
+    """A server that counts one token too many for prompts that begin with 9, and refuses prompts that begin with 8."""
 
     def do_POST(self) -> None:
         prompt = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["prompt"]

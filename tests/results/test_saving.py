@@ -1,4 +1,4 @@
-"""lm-eval's files appear whole; what could not be written whole is an error, and a file of somebody else's is none."""
+"""lm-eval's files are written atomically; an incomplete file is an error, another program's file is not."""
 
 import io
 import json
@@ -35,7 +35,7 @@ def test_files_appear_once_all_are_written_and_beside_others(name: str, tmp_path
 def test_the_log_names_the_folder_where_files_will_lie(name: str, tmp_path: Path) -> None:
     logger, shown = logging.getLogger("lm_eval"), io.StringIO()
     logger.setLevel(logging.INFO)
-    logger.propagate = name == ""  # lm-eval's logger has a handler of its own, and hands nothing on
+    logger.propagate = name == ""  # lm-eval's logger has its own handler and does not propagate
     logging.getLogger(name).addHandler(logging.StreamHandler(shown))
     with saved_whole(str(tmp_path / "out")) as path:
         logger.info("Saving samples to: %s/samples.jsonl", path)

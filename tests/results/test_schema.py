@@ -1,4 +1,4 @@
-"""The JSON schema of the results contract: the committed file is what the records say, and real results fit it."""
+"""The JSON schema of results files: the committed file matches the records, and real results validate."""
 
 import json
 from pathlib import Path

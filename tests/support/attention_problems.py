@@ -27,7 +27,7 @@ class Problem:
         return Problem(**{field.name: getattr(self, field.name).to(dtype) for field in dataclasses.fields(self)})
 
     def rows(self, rows: slice) -> "Problem":
-        """These positions alone, where there are as many queries as keys."""
+        """Returns only these positions; the problem has as many queries as keys."""
         return Problem(**{field.name: getattr(self, field.name)[:, :, rows] for field in dataclasses.fields(self)})
 
 

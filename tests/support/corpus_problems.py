@@ -45,7 +45,7 @@ def corpus_of(texts: list[str], name: str = "small") -> Corpus:
 
 
 def write_folder(folder: Path, sizes: list[int]) -> Path:
-    """One file a document, of about this many words each."""
+    """Writes one file per document, with about this many words each."""
     folder.mkdir(parents=True, exist_ok=True)
     for index, size in enumerate(sizes):
         (folder / f"{index:03d}.txt").write_text(random_text(size, index), encoding="utf-8")

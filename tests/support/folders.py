@@ -1,4 +1,4 @@
-"""What lies in a folder, to be compared before and after a command."""
+"""Snapshots of folders, to compare them before and after a command."""
 
 import contextlib
 import errno
@@ -58,7 +58,7 @@ sys.addaudithook(_refuse)
 
 @contextlib.contextmanager
 def room_for(files: int, folder: Path) -> Iterator[list[str]]:
-    """Lets so many files and folders below a folder be opened for writing or made; yields the names asked for."""
+    """Allows only so many files and folders below a folder to be created or opened for writing; yields the names."""
     _made.clear()
     _full.append((str(folder), files))
     try:

@@ -1,4 +1,4 @@
-"""Runs Python in a process of its own, outside the checkout, so that nothing this process imported helps."""
+"""Runs Python in a fresh process outside the checkout, without this process's imports."""
 
 import os
 import subprocess
@@ -24,7 +24,7 @@ def run(
 
 
 def run_shell(commands: str, folder: Path, environment: Mapping[str, str]) -> None:
-    """Runs the commands of a page, by this interpreter's scripts; whatever goes wrong is shown."""
+    """Runs the commands of a page with this interpreter's scripts; a failure shows their output."""
     paths = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     done = run(["bash", "-euo", "pipefail", "-c", commands], environment={**paths, **environment}, folder=folder)
     assert done.returncode == 0, f"{commands}\n{done.stdout[-2000:]}{done.stderr[-3000:]}"
@@ -33,7 +33,7 @@ def run_shell(commands: str, folder: Path, environment: Mapping[str, str]) -> No
 def run_code(
     code: str, *, python: str | Path = sys.executable, environment: Mapping[str, str] | None = None
 ) -> list[str]:
-    """Returns the lines printed; whatever goes wrong is shown."""
+    """Returns the printed lines; a failure shows the output."""
     process = run([python, "-c", code], environment=environment)
     assert process.returncode == 0, process.stderr
     return process.stdout.splitlines()

@@ -1,4 +1,4 @@
-"""Importing this, before triton, has Triton's kernels run in Triton's interpreter."""
+"""Switches Triton to its interpreter; import it before triton."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""What is otherwise on another machine: where weights lie in memory, and the last digits of numbers."""
+"""Differences between machines: the memory addresses of weights, and the last digits of numbers."""
 
 import itertools
 from typing import Any

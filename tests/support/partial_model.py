@@ -1,4 +1,4 @@
-"""A language model for tests that lm-eval may ask some things only."""
+"""A language model for tests that answers only some types of requests."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from lm_eval.api.model import LM
 
 
 class PartialModel(LM):  # type: ignore[misc]
-    """Fails a test where a request comes of a type that the test's own model, derived from this, does not answer."""
+    """Base class of test models; fails the test at a request type that the subclass does not implement."""
 
     def loglikelihood(self, requests: list[Instance]) -> Any:
         pytest.fail(f"loglikelihood was asked {len(requests)} times, and this test's task should not ask it")

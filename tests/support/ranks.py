@@ -1,4 +1,4 @@
-"""Processes forked from one that has imported what takes long (`tests/conftest.py` names it), once for all tests."""
+"""Processes forked from one that has done the slow imports (listed in `tests/conftest.py`) once for all tests."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""Tokenizers of three kinds, corpora in RULER's layouts, and tasks built from them, all made on the spot."""
+"""Tokenizers of three kinds, corpora in RULER's layouts, and tasks built from them."""
 
 import json
 from pathlib import Path
@@ -34,7 +34,7 @@ _SENTENCES = (
 
 
 def write_essays(folder: Path) -> Path:
-    """Writes two essays of some thousand words."""
+    """Writes two essays of a few thousand words."""
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(2):
         text = "\n\n".join(
@@ -154,7 +154,7 @@ def write_inputs(folder: Path) -> dict[str, Any]:
 
 
 def task_manager(metadata: dict[str, Any] | None = None) -> TaskManager:
-    """Finds the packaged tasks alone."""
+    """Returns a task manager with only the packaged tasks."""
     return TaskManager(include_path=str(*sbeval.tasks.__path__), include_defaults=False, metadata=metadata)
 
 

@@ -1,4 +1,4 @@
-"""Models of lm-eval that score tokens elsewhere: a completions server over a tiny model, and a stand-in for vLLM."""
+"""Test doubles of lm-eval backends over a tiny model: a completions server, and vLLM's classes."""
 
 import contextlib
 import importlib.machinery
@@ -114,7 +114,7 @@ class TokensPrompt(dict[str, Any]): ...
 
 
 class LLM:
-    """What lm-eval calls of vLLM's class of this name, with its signatures of 0.9 to 0.11, over a tiny model."""
+    """The methods of vLLM's class that lm-eval calls, with the signatures of 0.9 to 0.11, over a tiny model."""
 
     spoil: Callable[[SimpleNamespace], object] = staticmethod(lambda output: None)
 
@@ -163,7 +163,7 @@ class LLM:
 
 
 def install_vllm(monkeypatch: pytest.MonkeyPatch) -> type[LLM]:
-    """Puts the stand-in where lm-eval imports vLLM from."""
+    """Replaces vLLM by this class where lm-eval imports it."""
     version, members = importlib.metadata.version, {"LLM": type("LLM", (LLM,), {}), "SamplingParams": SamplingParams}
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.11.0" if name == "vllm" else version(name))
     for name, held in {

@@ -1,4 +1,4 @@
-"""Sweeps whose runs the stand-in of a launcher makes: plain ones, and one that depends on every kind of input."""
+"""Sweeps whose runs a test launcher executes: plain ones, and one that depends on every kind of input."""
 
 import json
 import sys
@@ -48,12 +48,12 @@ def stub_command(folder: Path, *checkpoints: str, behaviour: str = "write") -> l
 
 
 def lines(file: Path) -> list[str]:
-    """Lines of a file that need not be there yet."""
+    """Returns the lines of a file, none if it does not exist yet."""
     return file.read_text().splitlines() if file.exists() else []
 
 
 def wait_for(file: Path, count: int = 0) -> None:
-    """Waits until a file is there and has so many lines."""
+    """Waits until a file exists and has so many lines."""
     last = time.monotonic() + 90
     while not file.exists() or len(lines(file)) < count:
         assert time.monotonic() < last, f"{file} has {len(lines(file))} lines"
@@ -61,7 +61,7 @@ def wait_for(file: Path, count: int = 0) -> None:
 
 
 def write_inputs(folder: Path) -> None:
-    """Writes everything that `sweep_over` names, and files beside it that no number depends on."""
+    """Writes all inputs that `sweep_over` names, and other files that no number depends on."""
     texts = {
         "ckpt/config.json": json.dumps({"model_type": "own", "rope_theta": 1e4, "auto_map": CODE}),
         "ckpt/generation_config.json": json.dumps(GENERATION),

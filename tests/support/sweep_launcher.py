@@ -1,4 +1,4 @@
-"""Stands where `accelerate launch` would: writes the files lm-eval writes, or fails, as its first argument says.
+"""A test launcher instead of `accelerate launch`: writes lm-eval's files, or fails, as its first argument says.
 
 python sweep_launcher.py BEHAVIOUR -m sbeval run --config RUN.yaml
 """

@@ -38,7 +38,7 @@ def tiny_recipe(attention: str = "stickbreaking", steps: int = STEPS, save_every
 
 
 def assert_same_weights(found: Path, expected: Path, *, rtol: float = 0, atol: float = 0) -> None:
-    """Compares two checkpoints, bit by bit if nothing else is said."""
+    """Compares two checkpoints, bit by bit unless a tolerance is given."""
     state, other = (SbevalForCausalLM.from_pretrained(checkpoint).state_dict() for checkpoint in (found, expected))
     for name, tensor in other.items():
         torch.testing.assert_close(state[name], tensor, rtol=rtol, atol=atol)
@@ -49,7 +49,7 @@ def json_lines(file: Path) -> list[dict[str, Any]]:
 
 
 def parts_of(out: Path) -> list[tuple[int, int]]:
-    """First and last step of each process that worked on a run."""
+    """Returns the first and last step of each process that worked on a run."""
     return [(part["first_step"], part["last_step"]) for part in json_lines(out / "runs.jsonl")]
 
 
@@ -68,7 +68,7 @@ def tiny_model(attention: str, **changes: Any) -> SbevalForCausalLM:
 
 
 def save_parent(folder: Path, data_folder: Path, attention: str = "stickbreaking", **changes: Any) -> Path:
-    """Writes a checkpoint of this family, with the data's tokenizer beside it."""
+    """Writes a checkpoint of this family with the data's tokenizer."""
     tiny_model(attention, **changes).save_pretrained(folder)
     copy_tokenizer(data_folder, folder)
     return folder
@@ -90,7 +90,7 @@ def tiny_extension(parent: Path, data: Path, *, steps: int = 3, **changes: Any) 
 
 
 def save_tiny_llama(folder: Path, data_folder: Path) -> None:
-    """Writes a checkpoint of another family, with the data's tokenizer beside it."""
+    """Writes a checkpoint of another family with the data's tokenizer."""
     torch.manual_seed(0)
     config = LlamaConfig(num_hidden_layers=1, max_position_embeddings=64, eos_token_id=0, **SIZES)
     LlamaForCausalLM(config).save_pretrained(folder)
@@ -98,7 +98,7 @@ def save_tiny_llama(folder: Path, data_folder: Path) -> None:
 
 
 def copy_tokenizer(data_folder: Path, folder: Path) -> None:
-    """Copies the data's tokenizer beside a checkpoint."""
+    """Copies the data's tokenizer into a checkpoint's folder."""
     shutil.copytree(data_folder / "tokenizer", folder, dirs_exist_ok=True)
 
 

@@ -1,4 +1,4 @@
-"""Attention written out one query at a time, for definitions of models and of layouts."""
+"""Attention computed one query at a time, as the reference for models and layouts."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ from torch import Tensor
 def stick_breaking(
     q_LHD: Tensor, k_LHD: Tensor, v_LHD: Tensor, scale: float, *, attend_current: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Returns the heads, and what is left of each stick [L, H, 1]."""
+    """Returns the output of the heads, and the remainder of each stick [L, H, 1]."""
     output_LHD, stick_LH1 = torch.zeros_like(v_LHD), torch.ones_like(q_LHD[..., :1])
     for j in range(len(q_LHD)):
         for i in reversed(range(j + attend_current)):
@@ -26,7 +26,7 @@ def softmax(
     window: int | None = None,
     log_gates_LH: Tensor | None = None,
 ) -> Tensor:
-    """Each query sees the newest `window` keys, itself among them; a key's logit gets the log gates behind it."""
+    """Each query sees the newest `window` keys, itself included; the log gates after a key are added to its logit."""
     output_LHD = torch.zeros_like(q_LHD)
     for j in range(len(q_LHD)):
         seen = slice(max(0, j + 1 - (window or len(q_LHD))), j + 1)
@@ -39,7 +39,7 @@ def softmax(
 
 
 def rotated(x_LHD: Tensor, theta: float) -> Tensor:
-    """Turns each pair of channels by its position, as complex numbers."""
+    """Rotates each pair of channels by its position, as complex numbers."""
     first, second = x_LHD.chunk(2, -1)
     frequencies = theta ** -(torch.arange(first.shape[-1], dtype=torch.float64) / first.shape[-1])
     angles = torch.arange(len(x_LHD), dtype=torch.float64)[:, None, None] * frequencies

@@ -1,4 +1,4 @@
-"""No run is two processes' at once, and runs of different names may be: by locks that a dead process does not keep."""
+"""Two processes never execute the same run, but may execute different runs; a dead process holds no lock."""
 
 import contextlib
 import json

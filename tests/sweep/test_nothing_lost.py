@@ -1,4 +1,4 @@
-"""A sweep deletes and overwrites nothing that it did not make: every folder is compared before and after."""
+"""A sweep deletes and overwrites only its own files: every folder is compared before and after."""
 
 import json
 from collections.abc import Callable
@@ -32,7 +32,7 @@ def of_two_runs(folder: Path) -> None:
 
 
 def with_files(behaviour: str, files: dict[str, str]) -> Callable[[Path], None]:
-    """Files of a user's, beside what a run of that behaviour left, if there was one."""
+    """A user's files, and those that a run with this behaviour left, if there was one."""
 
     def leave(folder: Path) -> None:
         if behaviour:

@@ -1,4 +1,4 @@
-"""Two processes on CPUs, their weights sharded (FSDP) or not: the same training as in one process."""
+"""Training in two processes on CPUs, with or without FSDP, equals training in one process."""
 
 from collections.abc import Sequence
 from importlib import import_module

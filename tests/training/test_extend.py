@@ -33,7 +33,7 @@ from sbeval.fingerprint.checkpoint import weights_sha256
 from sbeval.inspection.description import describe
 from sbeval.model_adapters.record import model_facts
 from sbeval.models import SbevalForCausalLM
-from sbeval.models.rope import held_rope_frequencies
+from sbeval.models.rope import setting_rope_frequencies
 from sbeval.rope_parameters import parse_rope_scaling
 from sbeval.training.arrays import load_arrays
 from sbeval.training.command import extend_command
@@ -131,7 +131,7 @@ def test_packed_texts_take_no_scaling_that_depends_on_a_length():
     scaling = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4, "original_max_position_embeddings": 64}
     model = tiny_model("rope", rope_parameters=scaling)
     inputs, begins = torch.ones(1, 100, dtype=torch.long), torch.tensor([0, 30, 100], dtype=torch.int32)
-    with pytest.raises(UserError, match="held_rope_frequencies"):
+    with pytest.raises(UserError, match="setting_rope_frequencies"):
         model(input_ids=inputs, cu_seqlens=begins, use_cache=False)
     with pytest.raises(ValueError, match="no attention_mask"):
         model(input_ids=inputs, cu_seqlens=begins, attention_mask=torch.ones_like(inputs))
@@ -232,7 +232,7 @@ def test_scaled_frequencies_are_those_of_the_new_context_whatever_a_document_s_l
     tokens = load_arrays(data_folder).tokens
     options = {"length_tokens": CONTEXT_TOKENS, "windows": 24, "recall_share": 0.0, "seed": 0}
     batch = TrainingWindows(tokens, tokens[:0].reshape(0, 0), **options).__getitems__(range(4))
-    with held_rope_frequencies(model, CONTEXT_TOKENS, parse_rope_scaling("dynamic:4"), original_length_tokens=64):
+    with setting_rope_frequencies(model, CONTEXT_TOKENS, parse_rope_scaling("dynamic:4"), original_length_tokens=64):
         pinned = document_loss(model, batch, 0).item()
     assert first == pytest.approx(pinned, rel=1e-5)
     assert abs(first - pinned) < 0.1 * abs(first - document_loss(model, batch, 0).item())

@@ -166,7 +166,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_state(t
     recipe = tiny_recipe(steps=12, save_every_steps=1)
     steep = recipe.optimization.changed(learning_rate=1e30, gradient_clip=1e30, warmup_steps=1)
     broken = recipe.changed(optimization=steep)
-    with pytest.raises(UserError, match=r"NaN or infinity at step \d+; the last good state is .*checkpoint-\d+"):
+    with pytest.raises(UserError, match=r"NaN or infinity at step \d+; the last complete state is .*checkpoint-\d+"):
         train(broken, tmp_path, data_folder=data_folder)
     with pytest.raises(UserError, match="no state had been saved before"):
         train(broken.changed(save_every_steps=100), tmp_path / "other", data_folder=data_folder)

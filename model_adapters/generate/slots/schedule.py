@@ -27,7 +27,7 @@ STEPS_BETWEEN_LOOKS = 16
 MOST_SLOTS = 256
 SHARE_OF_MEMORY = 0.6
 """The fraction of free memory that the KV cache of all slots may take; the rest is for prefills."""
-FEWEST_PIECE_TOKENS = 256
+FEWEST_CHUNK_TOKENS = 256
 _FEWEST_ROOM_TOKENS = 256
 _ROOM_MULTIPLE = 64
 _FEWEST_STEPS_TO_CAPTURE = 8
@@ -256,11 +256,11 @@ class PromptReader:
                     [text.budget_tokens for text in chosen],
                     fewest_tokens=[text.fewest_new_tokens for text in chosen],
                     answered_tokens=[len(text.answer) for text in chosen],
-                    piece_tokens=self._at_once_tokens // rows,
+                    chunk_tokens=self._at_once_tokens // rows,
                 )
             except (RuntimeError, MemoryError) as error:
                 fewer = min(self._at_once_tokens, rows * longest) // 2
-                smallest = rows == 1 and fewer < FEWEST_PIECE_TOKENS
+                smallest = rows == 1 and fewer < FEWEST_CHUNK_TOKENS
                 if not out_of_memory(error) or (smallest and alone and not started):
                     raise
             else:

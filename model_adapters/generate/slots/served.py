@@ -113,7 +113,7 @@ class GenerationInSlots:
             except StopIteration:
                 return answered
             thrown, prompt, real = None, by_index[index], self._session.real
-            if written.sound and real.wants_slot(prompt.length_tokens):
+            if written.sound and real.needs_slot_check(prompt.length_tokens):
                 with self._session.rope.hold(prompt.length_tokens):
                     stands = real.slot_stands(
                         (prompt.tokens, written.tokens),

@@ -57,8 +57,8 @@ def sliding_windows(model: Any) -> list[int | None] | None:
 class Written:
     """The tokens of all slots since the host last looked, while they are copied to the host."""
 
-    def __init__(self, written_BM: Tensor, count_B: Tensor, goes_on_B: Tensor, watch: FiniteWatch) -> None:
-        columns = (count_B, goes_on_B, watch.first_B)
+    def __init__(self, written_BM: Tensor, count_B: Tensor, is_active_B: Tensor, watch: FiniteWatch) -> None:
+        columns = (count_B, is_active_B, watch.first_B)
         whole = torch.cat([written_BM, *(column[:, None] for column in columns)], dim=1)
         self._arrived: torch.cuda.Event | None = None
         self._table: list[list[int]] | None = None
@@ -122,7 +122,7 @@ class Stepper:
         integers: dict[str, Any] = {"dtype": torch.int64, "device": device}
         self._ends, self._not_early = (torch.tensor(sorted(set(each)), **integers) for each in (end_tokens, not_early))
         self._token_B1 = torch.zeros(slots, 1, **integers)
-        self._goes_on_B = torch.zeros(slots, dtype=torch.bool, device=device)
+        self._is_active_B = torch.zeros(slots, dtype=torch.bool, device=device)
         # `_looked_B` is the number of tokens at the last look
         self._count_B, self._budget_B, self._fewest_B, self._looked_B = (
             torch.zeros(slots, **integers) for _ in range(4)
@@ -143,7 +143,7 @@ class Stepper:
         *,
         fewest_tokens: Sequence[int] | None = None,
         answered_tokens: Sequence[int] | None = None,
-        piece_tokens: int | None = None,
+        chunk_tokens: int | None = None,
     ) -> None:
         """Prefills one prompt of at least one token into each of `slots`. If memory runs out, all of them stay free.
 
@@ -156,7 +156,7 @@ class Stepper:
             budgets_tokens: for each prompt, the largest number of answer tokens.
             fewest_tokens: for each prompt, the number of answer tokens before which `not_early` tokens are not chosen.
             answered_tokens: for each prompt, how many of its last tokens already belong to the answer.
-            piece_tokens: the size of the chunks in which a prompt is read; None to read it as a whole.
+            chunk_tokens: the size of the chunks in which a prompt is read; None to read it as a whole.
         """
         device = self._token_B1.device
         longest = max(len(prompt) for prompt in prompts) - 1
@@ -176,15 +176,15 @@ class Stepper:
         ids_NL = torch.from_numpy(input_ids).to(device)
         self.cache.clear(slots_N)
         if self._read is not None:
-            piece_tokens = None
-        for begin in range(0, longest, piece_tokens or max(1, longest)):
-            piece = ids_NL[:, begin : begin + (piece_tokens or longest)]
+            chunk_tokens = None
+        for begin in range(0, longest, chunk_tokens or max(1, longest)):
+            chunk = ids_NL[:, begin : begin + (chunk_tokens or longest)]
             with self.cache.fill(slots_N, length_N, begin):
                 if self._read is None:
                     body = self._model.base_model
-                    body(input_ids=piece, use_cache=True, **{cache_argument(body): self.cache})
+                    body(input_ids=chunk, use_cache=True, **{cache_argument(body): self.cache})
                 else:
-                    self._read(piece, self.cache)
+                    self._read(chunk, self.cache)
         if self._drafts:
             texts = np.stack([np.append(row, 0) for row in input_ids])
             texts[range(len(prompts)), [len(prompt) - 1 for prompt in prompts]] = [prompt[-1] for prompt in prompts]
@@ -196,7 +196,7 @@ class Stepper:
         self._count_B[slots_N] = answered_N
         self._looked_B[slots_N] = answered_N
         self._watch.begin(slots_N)
-        self._goes_on_B[slots_N] = True
+        self._is_active_B[slots_N] = True
 
     @torch.no_grad()
     def run(self, steps: int) -> None:
@@ -216,14 +216,14 @@ class Stepper:
         most = min(unused, self._steps_since_look * (1 + self._drafts))
         place_BM = self._looked_B[:, None] + torch.arange(most, device=self._looked_B.device)
         new_BM = self._written_BW.gather(1, place_BM.clamp_max(unused))
-        written = Written(new_BM, self._count_B - self._looked_B, self._goes_on_B, self._watch)
+        written = Written(new_BM, self._count_B - self._looked_B, self._is_active_B, self._watch)
         self._looked_B.copy_(self._count_B)
         self._steps_since_look = 0
         return written
 
     def drop(self, slot: int) -> None:
         """Ends the text in a slot before it has used up its budget, for example at a stop sequence."""
-        self._goes_on_B[slot] = False
+        self._is_active_B[slot] = False
         self.cache.position_B[slot] = 0
 
     @torch.no_grad()
@@ -269,12 +269,12 @@ class Stepper:
         if self._drafts:
             token_BT = torch.cat([token_BT, self._looked_up()], dim=1)
         logits_BTV = self._logits(token_BT)
-        taken_B = self._goes_on_B.clone()
+        taken_B = self._is_active_B.clone()
         for place in range(token_BT.shape[1]):
             if place:
-                taken_B = taken_B & self._goes_on_B & (self._token_B1[:, 0] == token_BT[:, place])
+                taken_B = taken_B & self._is_active_B & (self._token_B1[:, 0] == token_BT[:, place])
             self._take(logits_BTV[:, place], taken_B)
-        self.cache.position_B.mul_(self._goes_on_B)
+        self.cache.position_B.mul_(self._is_active_B)
 
     def _whole_step(self) -> None:
         """Runs a step; if it raises, restores the cache so that no tensor of the step stays referenced."""
@@ -300,7 +300,7 @@ class Stepper:
             place_B = torch.where(taken_B, self.cache.position_B, self._text_BR.shape[1] - 1)
             self._text_BR.scatter_(1, place_B[:, None].long(), chosen_B1)
         ended_B = (chosen_B1 == self._ends).any(-1) & taken_B
-        self._goes_on_B &= ~(ended_B | none_B) & (self._count_B < self._budget_B)
+        self._is_active_B &= ~(ended_B | none_B) & (self._count_B < self._budget_B)
         self._token_B1.copy_(torch.where(taken_B[:, None], chosen_B1, self._token_B1))
 
 
@@ -308,6 +308,6 @@ def _rope(model: Any) -> RopeFrequencies | None:
     """Returns the RoPE frequencies of a model of this project, on its device; None for other models or without RoPE."""
     if not isinstance(model, SbevalForCausalLM) or model.config.rope_parameters is None:
         return None
-    # any length would do: if frequencies depend on the length, `held_rope_frequencies` are those of the request
-    frequencies = model.model.held_rope_frequencies or model.model.rope_frequencies_for(1)
+    # any length would do: if frequencies depend on the length, `setting_rope_frequencies` are those of the request
+    frequencies = model.model.setting_rope_frequencies or model.model.rope_frequencies_for(1)
     return RopeFrequencies(frequencies.inv_freq.to(model.device), frequencies.attention_factor)

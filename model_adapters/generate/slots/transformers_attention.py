@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from sbeval.model_adapters.prepare.replacing import held
+from sbeval.model_adapters.prepare.replacing import temporary_attributes
 from sbeval.models.slots import SlotCache, softmax_decode
 
 NAME = "sbeval_slots"
@@ -53,7 +53,7 @@ def attending_to(slots: SlotCache, model: nn.Module) -> Iterator[None]:
     changes = {id(config): (config, {attention: NAME}) for config in configs if hasattr(config, attention)}
     token = _slots.set(slots)
     try:
-        with held([*changes.values()]):
+        with temporary_attributes([*changes.values()]):
             yield
     finally:
         _slots.reset(token)

@@ -10,5 +10,5 @@
 - `mlps`: `activation(gate) * up` of gated MLPs as one fused kernel
 - `rotations`: rotary embeddings as one fused kernel
 - `long_attention`: another attention kernel for long texts
-- `seen_keys`: sliding windows, attention chunks and attention sinks without an attention mask of all pairs of tokens
+- `visible_keys`: sliding windows, attention chunks and attention sinks without an attention mask of all pairs of tokens
 """

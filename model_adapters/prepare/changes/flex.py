@@ -35,4 +35,6 @@ def settle_flex_attention(model: Any, setting: Setting) -> Undo | None:
     return lambda: model.set_attn_implementation(before)
 
 
-CHANGE = Change(name="attentions in place of flex_attention", apply=settle_flex_attention, wanted=lambda setting: True)
+CHANGE = Change(
+    name="attentions in place of flex_attention", apply=settle_flex_attention, applies_to=lambda setting: True
+)

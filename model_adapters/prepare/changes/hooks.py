@@ -10,7 +10,7 @@ from accelerate.hooks import remove_hook_from_module
 from torch import nn
 
 from sbeval.model_adapters.prepare.change import Change, Setting
-from sbeval.model_adapters.prepare.spread import blocks_of, hooked_device, lies_on_one_device
+from sbeval.model_adapters.prepare.spread import blocks_of, hooked_device, is_on_one_device
 
 
 def settle_hooks(model: nn.Module) -> None:
@@ -22,7 +22,7 @@ def settle_hooks(model: nn.Module) -> None:
     blocks = blocks_of(model)
     inside = {id(module) for block in blocks for module in block.modules()}
     for block in blocks:
-        if (device := hooked_device(block)) is None or not lies_on_one_device(block):
+        if (device := hooked_device(block)) is None or not is_on_one_device(block):
             continue
         for module in list(block.modules()):
             if module is not block and hooked_device(module) == device:

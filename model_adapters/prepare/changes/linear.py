@@ -116,4 +116,6 @@ def _apply(model: nn.Module, setting: Setting) -> Undo | None:
     return functools.partial(_plain_again, model) if align_linears(model) else None
 
 
-CHANGE = Change(name="padded linear layers", apply=_apply, wanted=lambda setting: setting.replaces_parts, judged=True)
+CHANGE = Change(
+    name="padded linear layers", apply=_apply, applies_to=lambda setting: setting.replaces_modules, judged=True
+)

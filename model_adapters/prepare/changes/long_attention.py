@@ -126,5 +126,5 @@ def _apply(model: nn.Module, setting: Setting) -> Undo | None:
 
 
 CHANGE = Change(
-    name="kernels for long attention", apply=_apply, wanted=lambda setting: setting.replaces_parts, judged=True
+    name="kernels for long attention", apply=_apply, applies_to=lambda setting: setting.replaces_modules, judged=True
 )

@@ -111,4 +111,4 @@ def _apply(model: nn.Module, setting: Setting) -> Undo | None:
     return give_back_modules(model, fuse_mlps(model))
 
 
-CHANGE = Change(name="fused MLPs", apply=_apply, wanted=lambda setting: setting.replaces_parts, judged=True)
+CHANGE = Change(name="fused MLPs", apply=_apply, applies_to=lambda setting: setting.replaces_modules, judged=True)

@@ -56,4 +56,4 @@ def _apply(model: nn.Module, setting: Setting) -> Undo | None:
     return give_back_modules(model, fuse_norms(model))
 
 
-CHANGE = Change(name="fused norms", apply=_apply, wanted=lambda setting: setting.replaces_parts, judged=True)
+CHANGE = Change(name="fused norms", apply=_apply, applies_to=lambda setting: setting.replaces_modules, judged=True)

@@ -78,4 +78,4 @@ def _apply(model: nn.Module, setting: Setting) -> Undo | None:
     return functools.partial(give_back_forwards, changed) if (changed := fuse_rotations(model)) else None
 
 
-CHANGE = Change(name="fused rotations", apply=_apply, wanted=lambda setting: setting.replaces_parts, judged=True)
+CHANGE = Change(name="fused rotations", apply=_apply, applies_to=lambda setting: setting.replaces_modules, judged=True)

@@ -119,4 +119,6 @@ def _apply(model: nn.Module, setting: Setting) -> Undo | None:
     return functools.partial(give_back_sums, layers) if (layers := sum_quickly(model)) else None
 
 
-CHANGE = Change(name="small all-reduces", apply=_apply, wanted=lambda setting: setting.replaces_parts, judged=True)
+CHANGE = Change(
+    name="small all-reduces", apply=_apply, applies_to=lambda setting: setting.replaces_modules, judged=True
+)

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from sbeval.checkpoints.ignored import DOLOMITE_BLOCK
 from sbeval.checkpoints.values import ConfigValues
-from sbeval.errors import UserError, shown
+from sbeval.errors import UserError, brief
 
 T = TypeVar("T")
 STICKBREAKING_FLAT_TYPES = ("stickbreaking", "sb_dolomite", "moe_stickbreaking")
@@ -92,7 +92,7 @@ def same_in_all_layers(values: Sequence[T] | Mapping[int, T], what: str) -> T:
     for layer, value in further:
         if value != expected:
             raise UserError(
-                f"{what} must be the same in all layers, but is {shown(expected)} in layer {first} and {shown(value)} "
+                f"{what} must be the same in all layers, but is {brief(expected)} in layer {first} and {brief(value)} "
                 f"in layer {layer}; such models are not supported"
             )
     return expected
@@ -156,7 +156,7 @@ def _mixer(block: ConfigValues, layer: int, hidden_size: int, default_heads: int
     kind = block.get("sequence_mixer_type", str, "softmax_attention")
     if kind not in _MIXERS:
         raise UserError(
-            f"sequence_mixer_type {shown(kind)} of layer {layer} is not supported; supported: {', '.join(_MIXERS)}"
+            f"sequence_mixer_type {brief(kind)} of layer {layer} is not supported; supported: {', '.join(_MIXERS)}"
         )
     heads = block.count("num_attention_heads", default=default_heads)
     bias = block.get("add_bias", bool, None)
@@ -190,7 +190,7 @@ def _multiplier(block: ConfigValues, layer: int, number: float | None, head_dim:
     if (method is None) == (number is None) or (method is not None and method not in _SCALE_EXPONENTS):
         raise UserError(
             f"attention_multiplier_method of layer {layer} must be one of {', '.join(_SCALE_EXPONENTS)} without an "
-            f"attention_multiplier, or null with one; found {shown(method)} with {shown(number)}; correct the "
+            f"attention_multiplier, or null with one; found {brief(method)} with {brief(number)}; correct the "
             "configuration"
         )
     return number if method is None else float(head_dim ** _SCALE_EXPONENTS[method])
@@ -199,7 +199,7 @@ def _multiplier(block: ConfigValues, layer: int, number: float | None, head_dim:
 def _mlp(block: ConfigValues, layer: int, hidden_size: int, interleaved: bool) -> DolomiteMLP:
     kind = block.get("mlp_type", str, "MLP")
     if kind not in ("MLP", "MoE"):
-        raise UserError(f"mlp_type {shown(kind)} of layer {layer} is not supported; supported: MLP, MoE")
+        raise UserError(f"mlp_type {brief(kind)} of layer {layer} is not supported; supported: MLP, MoE")
     fields: dict[str, Any] = {}
     if kind == "MoE":
         fields = {

@@ -125,10 +125,10 @@ def _in_blocks(
             columns.append(slice(low, high))
             q_BGMD = q_BHQD[:, :, top : top + rows].reshape(batch, groups, -1, size)  # M: N * R
             logits.append(scale * (q_BGMD.to(wide) @ k_BGKD[:, :, low:high].to(wide).mT))
-        seen_BRC = torch.cat(seen, dim=-1)
+        visible_BRC = torch.cat(seen, dim=-1)
         logits_BGMC = torch.cat(logits, dim=-1)
         logits_BGNRC = logits_BGMC.view(batch, groups, heads // groups, -1, logits_BGMC.shape[-1])
-        weights = logits_BGNRC.masked_fill(~seen_BRC[:, None, None], -torch.inf).softmax(-1).flatten(2, 3)
+        weights = logits_BGNRC.masked_fill(~visible_BRC[:, None, None], -torch.inf).softmax(-1).flatten(2, 3)
         zone_weights = torch.split(weights, [keys_C.stop - keys_C.start for keys_C in columns], dim=-1)
         zone_outputs = [x @ v_BGKD[:, :, keys_C].to(wide) for x, keys_C in zip(zone_weights, columns, strict=True)]
         outputs.append(torch.stack(zone_outputs).sum(0).view(batch, heads, -1, size).to(v_BGKD.dtype))

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sbeval.errors import UserError, shown
+from sbeval.errors import UserError, brief
 from sbeval.foreign_files import read_json
 from sbeval.hub_names import local_path
 from sbeval.rope_parameters import parse_rope_scaling
@@ -246,11 +246,11 @@ def parse_extrapolation(spec: str) -> Extrapolation | dict[str, Any]:
     kind = _METHODS.get(method)
     numbers = re.split("[:,]", rest) if rest else []
     if kind is None or len(numbers) != len(kind.numbers):
-        raise UserError(f"extrapolation must be one of {', '.join(SPELLINGS)}; got {shown(spec)}")
+        raise UserError(f"extrapolation must be one of {', '.join(SPELLINGS)}; got {brief(spec)}")
     if not all(re.fullmatch("[0-9]{1,10}", number.strip()) and 1 <= int(number) <= _LARGEST for number in numbers):
         raise UserError(
             f"{' and '.join(kind.numbers)} of extrapolation={method} must be whole numbers of at least 1; got "
-            f"{shown(rest)}"
+            f"{brief(rest)}"
         )
     return Extrapolation(method=method, numbers=tuple(map(int, numbers)))
 
@@ -271,7 +271,7 @@ def _longrope(file: str) -> dict[str, Any]:
         numbers = scaling.get(name)
         if not isinstance(numbers, list) or not numbers or not all(_is_factor(number) for number in numbers):
             raise UserError(
-                f"{name} of the longrope scaling in {file!r} must be a list of numbers above 0; got {shown(numbers)}"
+                f"{name} of the longrope scaling in {file!r} must be a list of numbers above 0; got {brief(numbers)}"
             )
         scaling[name] = [float(number) for number in numbers]
     return parse_rope_scaling({"rope_type": LONGROPE, **scaling})

@@ -54,7 +54,7 @@ def _map_kernel(
             weight, bias, outputs, weight_stride = weight_2, bias_2, outputs_2, weight_stride_2
             start = outputs_0 + outputs_1
             part = 2
-    own = first - start + each
+    local = first - start + each
     if HEAD_DIM > 0:
         head = (first - start) // HEAD_DIM
         dim = (first - start) % HEAD_DIM
@@ -64,47 +64,47 @@ def _map_kernel(
         HALF: tl.constexpr = BLOCK_F // 2
         angle = dim // 2 + each % HALF
         dim = tl.where(turns, angle + each // HALF * PAIRS, dim + each)
-        own = head * HEAD_DIM + dim
-    column = start + own
-    real = own < outputs
-    weight_at = weight + own.to(tl.int64)[:, None] * weight_stride
-    other_at = weight_1 + own.to(tl.int64)[:, None] * weight_stride_1
+        local = head * HEAD_DIM + dim
+    column = start + local
+    real = local < outputs
+    weight_at = weight + local.to(tl.int64)[:, None] * weight_stride
+    other_at = weight_1 + local.to(tl.int64)[:, None] * weight_stride_1
     at = tl.arange(0, BLOCK_E)
-    there = at < inputs
-    w = tl.load(weight_at + at[None, :], mask=real[:, None] & there[None, :], other=0.0)
+    in_bounds = at < inputs
+    w = tl.load(weight_at + at[None, :], mask=real[:, None] & in_bounds[None, :], other=0.0)
     if ACTIVATION != "":
-        u = tl.load(other_at + at[None, :], mask=real[:, None] & there[None, :], other=0.0)
+        u = tl.load(other_at + at[None, :], mask=real[:, None] & in_bounds[None, :], other=0.0)
     if EARLY:
         # the weights are constant and were loaded before; the input row is written by the previous kernel
         gdc_wait()
         gdc_launch_dependents()
-    x = tl.load(x_ptr + at, mask=there, other=0.0).to(tl.float32)
+    x = tl.load(x_ptr + at, mask=in_bounds, other=0.0).to(tl.float32)
     squares = x * x
     if NORM:
-        x *= tl.load(norm_ptr + at, mask=there, other=0.0).to(tl.float32)
+        x *= tl.load(norm_ptr + at, mask=in_bounds, other=0.0).to(tl.float32)
     total = w.to(tl.float32) * x[None, :]
     if ACTIVATION != "":
         other = u.to(tl.float32) * x[None, :]
     for begin in tl.range(BLOCK_E, inputs, BLOCK_E, num_stages=STAGES):
         at = begin + tl.arange(0, BLOCK_E)
-        there = at < inputs
-        w = tl.load(weight_at + at[None, :], mask=real[:, None] & there[None, :], other=0.0)
-        x = tl.load(x_ptr + at, mask=there, other=0.0).to(tl.float32)
+        in_bounds = at < inputs
+        w = tl.load(weight_at + at[None, :], mask=real[:, None] & in_bounds[None, :], other=0.0)
+        x = tl.load(x_ptr + at, mask=in_bounds, other=0.0).to(tl.float32)
         if NORM:
             squares += x * x
-            x *= tl.load(norm_ptr + at, mask=there, other=0.0).to(tl.float32)
+            x *= tl.load(norm_ptr + at, mask=in_bounds, other=0.0).to(tl.float32)
         total += w.to(tl.float32) * x[None, :]
         if ACTIVATION != "":
-            u = tl.load(other_at + at[None, :], mask=real[:, None] & there[None, :], other=0.0)
+            u = tl.load(other_at + at[None, :], mask=real[:, None] & in_bounds[None, :], other=0.0)
             other += u.to(tl.float32) * x[None, :]
     shrunk = tl.rsqrt(tl.sum(squares, 0) / norm_inputs + eps) if NORM else 1.0
     result = tl.sum(total, 1) * shrunk
     if BIAS:
-        result += tl.load(bias + own, mask=real, other=0.0).to(tl.float32)
+        result += tl.load(bias + local, mask=real, other=0.0).to(tl.float32)
     if ACTIVATION != "":
         gated = tl.sum(other, 1) * shrunk
         if BIAS:
-            gated += tl.load(bias_1 + own, mask=real, other=0.0).to(tl.float32)
+            gated += tl.load(bias_1 + local, mask=real, other=0.0).to(tl.float32)
         if ACTIVATION == "silu":
             result = result / (1.0 + tl.exp(-result)) * gated
         else:
@@ -120,9 +120,9 @@ def _map_kernel(
         if PAIRS > 0:  # noqa: SIM102 - PAIRS is a compile-time constant, `turns` is not
             if turns:
                 a, b = tl.split(tl.trans(tl.reshape(result.to(tl.float32), [2, HALF])))
-                own_angle = (first - start) % HEAD_DIM // 2 + tl.arange(0, HALF)
-                c = tl.load(cos_ptr + own_angle).to(tl.float32)
-                s = tl.load(sin_ptr + own_angle).to(tl.float32)
+                local_angle = (first - start) % HEAD_DIM // 2 + tl.arange(0, HALF)
+                c = tl.load(cos_ptr + local_angle).to(tl.float32)
+                s = tl.load(sin_ptr + local_angle).to(tl.float32)
                 turned = tl.join(a * c - b * s, b * c + a * s)
                 result = tl.reshape(tl.trans(turned), [BLOCK_F]).to(out_ptr.dtype.element_ty)
         if part > 0:

@@ -33,9 +33,9 @@ def _kernel(
     y += batch * y_batch + row * y_row + head * y_head
     inside = (row < length) & (head < heads)
     angle = batch * angle_batch + row * angle_row + pair
-    known = (row < length) & (pair < pairs)
-    c = tl.load(cos + angle, mask=known, other=0.0).to(tl.float32)
-    s = tl.load(sin + angle, mask=known, other=0.0).to(tl.float32)
+    in_bounds = (row < length) & (pair < pairs)
+    c = tl.load(cos + angle, mask=in_bounds, other=0.0).to(tl.float32)
+    s = tl.load(sin + angle, mask=in_bounds, other=0.0).to(tl.float32)
     mask = inside & (pair < pairs)
     first = tl.load(x + pair, mask=mask, other=0.0).to(tl.float32)
     second = tl.load(x + pair + pairs, mask=mask, other=0.0).to(tl.float32)

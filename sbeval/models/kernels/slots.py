@@ -60,7 +60,7 @@ def kernel_write(k_BGKD: Tensor, v_BGKD: Tensor, new_k_BGQD: Tensor, new_v_BGQD:
 
 @triton.jit(do_not_specialize=["groups", "shared", "queries", "splits"])
 def _split_kernel(
-    q_ptr, k_ptr, v_ptr, part_ptr, top_ptr, length_ptr,
+    q_ptr, k_ptr, v_ptr, partial_ptr, top_ptr, length_ptr,
     q_stride_b, q_stride_h, q_stride_l, k_stride_b, k_stride_h, k_stride_l, v_stride_b, v_stride_h, v_stride_l,
     groups, shared, queries, splits, qk_scale,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
@@ -95,9 +95,9 @@ def _split_kernel(
     for step in tl.range(0, tl.minimum(split_tiles, tiles - first), num_stages=STAGES):
         key = (first + step) * BLOCK_N + within
         at = key.to(tl.int64)[:, None]
-        seen = (key < keys)[:, None] & (dim < HEAD_DIM)[None, :]
-        k = tl.load(k_base + at * k_stride_l + dim[None, :], mask=seen, other=0.0)
-        v = tl.load(v_base + at * v_stride_l + dim[None, :], mask=seen, other=0.0)
+        visible = (key < keys)[:, None] & (dim < HEAD_DIM)[None, :]
+        k = tl.load(k_base + at * k_stride_l + dim[None, :], mask=visible, other=0.0)
+        v = tl.load(v_base + at * v_stride_l + dim[None, :], mask=visible, other=0.0)
         z = tl.dot(q, tl.trans(k), input_precision="ieee") * qk_scale
         z = tl.where(key[None, :] <= (keys - queries + query)[:, None], z, float("-inf"))
         higher = tl.maximum(top, tl.max(z, 1))
@@ -108,21 +108,22 @@ def _split_kernel(
         total = total * kept + tl.sum(weight, 1)
         out = tl.dot(weight.to(v.dtype), v, out * kept[:, None], input_precision="ieee")
         top = higher
-    part_at = (pair * splits + split) * ROWS + row
-    tl.store(part_ptr + part_at[:, None] * HEAD_DIM + dim[None, :], out / tl.where(total == 0.0, 1.0, total)[:, None],
+    partial_offset = (pair * splits + split) * ROWS + row
+    tl.store(partial_ptr + partial_offset[:, None] * HEAD_DIM + dim[None, :],
+             out / tl.where(total == 0.0, 1.0, total)[:, None],
              mask=inside[:, None] & (dim < HEAD_DIM)[None, :])  # fmt: skip
-    tl.store(top_ptr + part_at, top + tl.log2(total), mask=inside)
+    tl.store(top_ptr + partial_offset, top + tl.log2(total), mask=inside)
 
 
 @triton.jit(do_not_specialize=["groups", "shared", "queries", "splits"])
 def _join_kernel(
-    part_ptr, top_ptr, out_ptr, length_ptr, sink_ptr,
+    partial_ptr, top_ptr, out_ptr, length_ptr, sink_ptr,
     out_stride_b, out_stride_h, out_stride_l, groups, shared, queries, splits,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr,
     TOGETHER: tl.constexpr, FEWEST: tl.constexpr, EARLY: tl.constexpr, LOG2_E: tl.constexpr,
 ):  # fmt: skip
     pair = tl.program_id(0).to(tl.int64)
-    mine = tl.program_id(1)
+    row_index = tl.program_id(1)
     batch, group = pair // groups, pair % groups
     tiles = tl.cdiv(tl.load(length_ptr + batch).to(tl.int32), BLOCK_N)
     # lengths are fixed for the whole decode step and may be read before the previous kernel ends, which writes all
@@ -132,7 +133,7 @@ def _join_kernel(
         gdc_launch_dependents()
     used = tl.cdiv(tiles, tl.maximum(tl.cdiv(tiles, splits), FEWEST))
     dim = tl.arange(0, BLOCK_D)
-    first = pair * splits * ROWS + mine
+    first = pair * splits * ROWS + row_index
     every = tl.arange(0, SPLITS)
     highest = tl.max(tl.load(top_ptr + first + every * ROWS, mask=every < used, other=float("-inf")), 0)
     out = tl.zeros([BLOCK_D], tl.float32)
@@ -140,14 +141,14 @@ def _join_kernel(
     for start in range(0, used, TOGETHER):
         at = start + tl.arange(0, TOGETHER)
         share = tl.exp2(tl.load(top_ptr + first + at * ROWS, mask=at < used, other=float("-inf")) - highest)
-        part = tl.load(part_ptr + (first + at * ROWS)[:, None] * HEAD_DIM + dim[None, :],
+        part = tl.load(partial_ptr + (first + at * ROWS)[:, None] * HEAD_DIM + dim[None, :],
                        mask=(at < used)[:, None] & (dim < HEAD_DIM)[None, :], other=0.0)  # fmt: skip
         out += tl.sum(share[:, None] * part, 0)
         total += tl.sum(share, 0)
-    head = group * shared + mine // queries
+    head = group * shared + row_index // queries
     if sink_ptr is not None:
         total += tl.exp2(tl.load(sink_ptr + head).to(tl.float32) * LOG2_E - highest)
-    out_at = out_ptr + batch * out_stride_b + head * out_stride_h + mine % queries * out_stride_l
+    out_at = out_ptr + batch * out_stride_b + head * out_stride_h + row_index % queries * out_stride_l
     tl.store(out_at + dim, (out / total).to(out_ptr.dtype.element_ty), mask=dim < HEAD_DIM)
 
 

@@ -1,4 +1,4 @@
-"""Which texts share slots, and how many, prompts read whole or in pieces: the same answers, nothing generated twice."""
+"""Which texts share slots, and how many, prompts read whole or in chunks: the same answers, nothing generated twice."""
 
 import logging
 from typing import Any
@@ -141,7 +141,7 @@ def test_the_last_of_several_texts_goes_on_alone_where_memory_runs_out(checkpoin
     logits = Stepper._logits
 
     def too_large(self: Stepper, token_BT: torch.Tensor) -> torch.Tensor:
-        if self.cache.slots > 1 and self._goes_on_B.sum() == 1:
+        if self.cache.slots > 1 and self._is_active_B.sum() == 1:
             raise torch.OutOfMemoryError
         return logits(self, token_BT)
 
@@ -190,14 +190,14 @@ VOCABULARY = 61
 LONGEST = 30
 
 
-def stepper_after(model: Any, lengths: list[int], piece_tokens: int | None) -> Stepper:
+def stepper_after(model: Any, lengths: list[int], chunk_tokens: int | None) -> Stepper:
     """One that has read prompts of these lengths, after longer ones that left their keys behind."""
     slots = list(range(len(lengths)))[::-1]
     stepper = Stepper(model, slots=len(slots) + 1, room_tokens=LONGEST + 2, most_new_tokens=2)
     before = [np.arange(LONGEST) * 7 % VOCABULARY] * len(slots)
     stepper.start(slots, before, [2] * len(slots))
     texts = [np.arange(3, 3 + length) * 5 % VOCABULARY for length in lengths]
-    stepper.start(slots, texts, [2] * len(slots), piece_tokens=piece_tokens)
+    stepper.start(slots, texts, [2] * len(slots), chunk_tokens=chunk_tokens)
     return stepper
 
 
@@ -211,12 +211,12 @@ def test_a_step_after_pieces_has_the_logits_of_one_after_whole_prompts(architect
         config.sliding_window = 9
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval().to(DEVICE)
 
-    @given(lengths=st.lists(st.integers(1, LONGEST), min_size=1, max_size=3), piece_tokens=st.integers(1, LONGEST))
+    @given(lengths=st.lists(st.integers(1, LONGEST), min_size=1, max_size=3), chunk_tokens=st.integers(1, LONGEST))
     @settings(max_examples=8, deadline=None)
-    def holds(lengths: list[int], piece_tokens: int) -> None:
-        whole, pieces = (stepper_after(model, lengths, tokens) for tokens in (None, piece_tokens))
+    def holds(lengths: list[int], chunk_tokens: int) -> None:
+        whole, chunks = (stepper_after(model, lengths, tokens) for tokens in (None, chunk_tokens))
         rows = range(len(lengths))
-        torch.testing.assert_close(pieces.try_step()[rows], whole.try_step()[rows], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(chunks.try_step()[rows], whole.try_step()[rows], rtol=1e-4, atol=1e-5)
 
     holds()
 
@@ -227,7 +227,7 @@ def test_a_prompt_that_does_not_fit_is_read_in_pieces_and_tried_whole_once(
 ):
     lm = adapter(checkpoint(architecture), batch_size=2, self_test=False)
     expected = answers(lm)
-    monkeypatch.setattr(schedule, "FEWEST_PIECE_TOKENS", 4)
+    monkeypatch.setattr(schedule, "FEWEST_CHUNK_TOKENS", 4)
     shapes: list[tuple[int, ...]] = []
 
     def little_memory(module: Any, arguments: Any, keywords: dict[str, Any]) -> None:
@@ -257,7 +257,7 @@ def test_where_no_piece_fits_texts_are_waited_for(checkpoint, monkeypatch):
 
     def beside_none(self: Stepper, slots: list[int], *others: Any, **options: Any) -> None:
         nonlocal refused
-        if self._goes_on_B.any():
+        if self._is_active_B.any():
             refused += 1
             raise torch.OutOfMemoryError
         start(self, slots, *others, **options)

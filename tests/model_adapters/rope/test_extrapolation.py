@@ -125,7 +125,7 @@ def test_a_method_goes_with_a_scaling(checkpoint):
     alone = load(checkpoint, "rope", extrapolation="log_length")
     assert scores(lm, TEXTS)[-1] != pytest.approx(scores(alone, TEXTS)[-1], rel=1e-5)
     with lm.session.rope.hold(1):
-        held_inv_freq = lm.model.model.held_rope_frequencies.inv_freq
+        held_inv_freq = lm.model.model.setting_rope_frequencies.inv_freq
     assert_close(2 * held_inv_freq, lm.model.rope_frequencies_for(1).inv_freq)
 
 

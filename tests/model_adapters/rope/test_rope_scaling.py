@@ -1,4 +1,4 @@
-"""RoPE scaling given at evaluation time: set by each request, the same in any order, gone afterwards."""
+"""RoPE scaling at evaluation: set for each request, independent of their order, and removed afterwards."""
 
 import copy
 import itertools
@@ -100,7 +100,7 @@ LAYERS = ("full_attention", "sliding_attention")
 
 
 def with_layers(folder: Path, architecture: str, *kinds: str) -> Path:
-    """A model with a layer that sees the whole text and one that sees a window, and a rotation of each."""
+    """A model with a full-attention layer and a sliding-window layer, each with its own rotary embedding."""
     small: dict[str, Any] = {
         **SIZES,
         "layer_types": list(LAYERS),
@@ -123,7 +123,7 @@ def with_layers(folder: Path, architecture: str, *kinds: str) -> Path:
 
 @torch.no_grad()
 def fresh_scores(lm: StickBreakingLM, folder: Path, texts: Sequence[str]) -> list[float]:
-    """Log-likelihoods of one forward each, of a model that read nothing before."""
+    """Returns log-likelihoods, each from one forward pass of a model that read nothing before."""
     scores, untouched = [], transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     for text in texts:
         model = copy.deepcopy(untouched)

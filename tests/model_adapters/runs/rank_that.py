@@ -1,6 +1,6 @@
-"""Is the command `sbeval`, in which one process of several fails, hangs or dies when it is asked for scores.
+"""Runs the command `sbeval` with one rank that fails, hangs or dies when it scores requests.
 
-Or it runs out of memory while the others give it their keys.
+Or the rank runs out of memory while it gathers keys.
 
 python -m rank_that ARGUMENT..., with RANK_THAT="3 fails" in the environment.
 """

@@ -1,4 +1,4 @@
-"""Two machines on loopback: the numbers of one process, and one sentence where one of several fails.
+"""Two machines on loopback: the numbers equal those of one process, and a failed rank gives one error.
 
 Each machine has two processes where it matters that some are neither alone nor first, one elsewhere: each process that
 a launcher starts takes as long to start as all the rest.
@@ -33,7 +33,7 @@ MACHINES = 2
 
 @pytest.fixture
 def evaluation(checkpoint: Checkpoints, tmp_path: Path) -> list[str]:
-    """What follows `sbeval run`."""
+    """Returns the arguments of `sbeval run`."""
     (tmp_path / "text.txt").write_text(english())
     metadata = {"data_path": str(tmp_path / "text.txt"), "context_lengths": [16, 32]}
     return [
@@ -114,7 +114,7 @@ def test_a_process_that_fails_is_killed_or_hangs_ends_all_with_one_sentence(
     checkpoint: Checkpoints,
     tmp_path: Path,
 ) -> None:
-    if rank_that == "1 runs out":  # while processes read a prompt together
+    if rank_that == "1 runs out":  # while ranks prefill one prompt together
         model = f"pretrained={checkpoint('stickbreaking')},dtype=float32,context_parallel=2,max_batch_tokens=256"
         metadata = json.dumps({"context_lengths": [1200], "num_samples": 2})
         evaluation = ["--model_args", model, "--device", "cpu", "--tasks", "sb_json_kv", "--metadata", metadata]
@@ -167,7 +167,7 @@ def test_a_port_in_use_and_a_command_that_is_none_are_one_sentence(monkeypatch: 
 
 
 def test_no_thread_that_takes_python_s_lock_is_there_when_python_ends() -> None:
-    """One that takes it then ends a process that was done with SIGABRT."""
+    """A thread that takes the GIL then would end a finished process with SIGABRT."""
     run_ranks(_ends_its_threads, processes=2)
 
 

@@ -1,4 +1,4 @@
-"""lm-eval's `--use_cache`: a killed run goes on where it was, and never reads another run's answers."""
+"""lm-eval's `--use_cache`: a killed run resumes, and never reads another run's answers."""
 
 import contextlib
 import threading
@@ -64,7 +64,7 @@ def test_settings_that_change_no_answer_go_on_with_a_cache(checkpoint, tmp_path)
 
 def test_every_option_of_the_adapter_is_stamped_but_the_batch_size(checkpoint):
     stamped = run_settings(load_lm(checkpoint("llama")).session)
-    # a cache beside context_parallel is refused, and tensors that a model does not read change no number
+    # a cache with context_parallel is refused, and unread tensors change no number
     apart = {"max_batch_tokens", "draft_tokens", "context_parallel", "allow_unread"}
     assert AdapterOptions.model_fields.keys() - set(stamped) == apart
 
@@ -74,7 +74,7 @@ def test_of_two_models_that_start_together_one_has_the_cache(tmp_path):
 
     class Meeting(SqliteDict):  # type: ignore[misc]
         def get(self, *arguments: Any) -> Any:
-            """Both have read before either goes on."""
+            """Waits until both have read."""
             held = super().get(*arguments)
             barrier.wait()
             return held

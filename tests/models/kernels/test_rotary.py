@@ -1,4 +1,4 @@
-"""The rotation and the gated activation in one pass are those written out, and a gradient is the rotation back."""
+"""Fused rotary embedding and gated activation equal their definitions; the gradient is the inverse rotation."""
 
 from typing import Any
 
@@ -83,7 +83,7 @@ def test_a_rotation_is_the_definition_rounded_once(
     exact = by_definition(x.double(), cos, sin)
     found = kernel_rotate(x, cos[:, 0], sin[:, 0])
     assert found.dtype == dtype
-    # one rounding, and those in fp32 before it
+    # one rounding to the dtype, after those in fp32
     rounding = ULPS * torch.finfo(dtype).eps * exact.abs() + 4e-7 * 1.25 * x.double().abs().amax() + 1e-7
     assert bool(((found.double() - exact).abs() <= rounding).all())
 
@@ -148,7 +148,7 @@ def test_a_gated_activation_is_the_definition_rounded_once(
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     both = scale * torch.randn(2, 2, rows, width + apart, generator=generator)
-    both[..., width:] = torch.nan  # what lies between rows is nobody's
+    both[..., width:] = torch.nan  # the memory between rows belongs to no tensor
     gate, up = both.to(DEVICE, dtype)[..., :width]
     found = kernel_gated(activation, gate, up, out_width=width + behind)
     exact = activate(activation, gate.double()) * up.double()
@@ -157,7 +157,7 @@ def test_a_gated_activation_is_the_definition_rounded_once(
     # fp32's error is relative to the gate: 1 + erf cancels where the gate is far below zero
     near = ULPS * torch.finfo(dtype).eps * exact.abs() + 1e-6 * (gate * up.float()).double().abs()
     near += torch.finfo(dtype).smallest_normal
-    if dtype == torch.float16:  # what overflows does so in PyTorch too
+    if dtype == torch.float16:  # values that overflow do so in PyTorch too
         exact, found = exact.clamp(-65504, 65504), found.clamp(-65504, 65504)
     assert bool(((found[..., :width].double() - exact).abs() <= near).all())
 

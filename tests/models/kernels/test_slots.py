@@ -1,4 +1,4 @@
-"""Kernels of a step in slots: a softmax over the keys that are there, new keys in their places, and maps of one row."""
+"""Kernels of a decode step in slots: softmax over the cached keys, writing new keys, and linear layers of one row."""
 
 import pytest
 import torch
@@ -63,7 +63,7 @@ def test_the_definition_is_the_softmax_of_each_slot_s_own_keys(sink: bool, queri
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_new_keys_go_to_their_positions_and_round_a_ring(dtype: torch.dtype) -> None:
     k, v = (torch.zeros(3, 2, 10, 12, dtype=dtype, device=DEVICE) for _ in range(2))
-    # as a projection leaves them: [B, Q, G, D] transposed
+    # the layout after a projection: [B, Q, G, D] transposed
     new_k, new_v = (heads(3, 2, 2, 12, seed=seed, dtype=dtype).transpose(1, 2) for seed in (0, 1))
     positions = [0, 9, 24]
     kernel_write(k, v, new_k, new_v, torch.tensor(positions, dtype=torch.int32, device=DEVICE))

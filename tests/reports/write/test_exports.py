@@ -157,10 +157,7 @@ def test_many_models_stand_side_by_side_before_each_ones_words(tmp_path: Path) -
         curve = [value - 0.01 * place for place, value in enumerate(CURVES[attention])]
         write_run(tmp_path / "r" / str(index), model, [perplexity_task("fixed_target", curve, seed=index)])
     folder = build_report([tmp_path / "r"], tmp_path / "report", image_formats=()).parent
-    sentence = (
-        "On identical targets (Python standard library, 7 models), NLL is lower at the longest context than at the "
-        "training length for m0, m2, m4 and m6; it is higher than at the training length from 2K on for m1, m3 and m5 ("
-    )
+    sentence = "m1, m3 and m5 break past 1K ("
     page = (folder / "index.html").read_text(encoding="utf-8")
     assert sentence in page
     assert "<summary>Each of the 7 models in words</summary>" in page

@@ -1,4 +1,4 @@
-"""A report takes the place of an earlier report's files alone: every folder is compared before and after."""
+"""A report replaces only files of an earlier report: every folder is compared before and after."""
 
 import os
 import shutil
@@ -122,7 +122,7 @@ def test_a_report_of_other_results_is_moved_aside_whole_and_named(
     assert f"is now in {aside}" in capsys.readouterr().out
     assert ("The second" in page.read_text(), (folder / "notes.md").read_text()) == (True, "mine")
     assert "The first" in (aside / "index.html").read_text()
-    report(results, aside, title="The third")  # known as a report's there too
+    report(results, aside, title="The third")  # also recorded there as a report's file
     assert len(list(tmp_path.glob("*.old-*"))) == 1
 
 

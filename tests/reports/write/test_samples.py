@@ -1,4 +1,4 @@
-"""Single samples on the page: what was asked, expected and answered, and which documents lost or gained."""
+"""Single samples on the page: prompts, references and answers, and the documents with the largest changes."""
 
 import json
 from pathlib import Path

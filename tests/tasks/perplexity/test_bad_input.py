@@ -1,4 +1,4 @@
-"""What a user can mend is one clear sentence that names the task, what was found, and what would work."""
+"""A mistake of the user gives a clear error that names the task, what is wrong, and what would work."""
 
 from pathlib import Path
 from typing import Any

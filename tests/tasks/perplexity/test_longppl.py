@@ -1,4 +1,4 @@
-"""LongPPL: key tokens by the evaluator's own forward passes, and perplexity on them alone."""
+"""LongPPL: key tokens from the evaluator's forward passes, and perplexity on only these."""
 
 import math
 import os
@@ -90,7 +90,7 @@ def test_the_evaluator_has_the_dtype_asked_for_and_its_answers_are_kept_apart(me
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", seen)
     runs = [{}, {"dtype": "bfloat16"}, {"dtype": torch.bfloat16}, {"dtype": "float32"}, {}]
     found = [run_task("sb_stdlib_fixed_target", KnownLM(), metadata | options) for options in runs]
-    assert loaded == [torch.float32, torch.bfloat16, torch.float32]  # the third and the last run find their answers
+    assert loaded == [torch.float32, torch.bfloat16, torch.float32]  # the third and the last run read cached answers
     assert [one["record"]["longppl"]["dtype"] for one in found] == ["auto", "bfloat16", "bfloat16", "float32", "auto"]
     assert found[1]["values"] == found[2]["values"]
     assert found[0]["values"] == found[4]["values"]

@@ -13,7 +13,7 @@ from lm_eval.utils import get_rolling_token_windows, handle_non_serializable, ma
 from ruler_problems import task_manager
 
 from sbeval.corpora import store, tokenizer_sha256
-from sbeval.corpora.seen import keep_seen
+from sbeval.corpora.seen import write_training_spans
 from sbeval.corpora.tokenizers import load_tokenizer
 from sbeval.errors import UserError
 from sbeval.results.intervals import ratio_interval
@@ -251,7 +251,7 @@ def test_a_run_says_and_records_which_documents_its_model_was_trained_on(corpus,
     given = metadata(corpus, pretrained=str(tmp_path))
     texts = documents(corpus)
     longest = max(texts, key=lambda name: len(texts[name]))
-    keep_seen([np.array(texts[longest])], tokenizer_sha256(load_tokenizer(given["tokenizer"])), tmp_path)
+    write_training_spans([np.array(texts[longest])], tokenizer_sha256(load_tokenizer(given["tokenizer"])), tmp_path)
     assert run_task("sb_stdlib_stream", KnownLM(), given)["record"]["seen_documents"] == [longest]
     assert f"at least 1 of the scored documents, such as {longest}" in caplog.text
 

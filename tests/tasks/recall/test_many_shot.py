@@ -1,4 +1,4 @@
-"""Many-shot classification: shots say what their labels are, labels are dealt anew, and who reads them is right."""
+"""Many-shot classification: shots show labels, labels are assigned anew, and a model that reads them is right."""
 
 import json
 import math
@@ -57,7 +57,7 @@ def test_shots_come_in_rounds_of_all_labels_each_with_one_number(folder: Path, k
         for first in range(0, len(long) - 12, 12):
             assert len({number for _, number in long[first : first + 12]}) == 12
         texts = Counter(text for text, _ in long)
-        assert len(texts) == 216  # nine in ten of the file, again and again
+        assert len(texts) == 216  # nine in ten lines of the file, repeated
         assert max(texts.values()) - min(texts.values()) <= 3
         assert question.removesuffix(" Label:") not in texts
         assert task.generator.draft(index, 1500).references == [dealt[kind_of(question)]]
@@ -66,7 +66,7 @@ def test_shots_come_in_rounds_of_all_labels_each_with_one_number(folder: Path, k
 
 
 class OnShots(PartialModel):
-    """Answers by a label's share of the probability behind what was read; right is told by `share`."""
+    """Answers with a label's share of the probability after the prompt; `share` defines the right label."""
 
     def __init__(self, tokenizer: Any, numbers: range) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class OnShots(PartialModel):
 
 
 class ReadsShots(OnShots):
-    """Gives a label by the last shot of the question's kind."""
+    """Answers with the label of the last shot of the question's kind."""
 
     def share(self, prompt: str, number: str) -> float:
         lines = prompt.replace(" \u2424 ", "\n").replace("\u2424", "\n").split("\n")
@@ -123,7 +123,7 @@ def test_who_reads_the_shots_is_right_and_a_guess_is_at_its_level(folder: Path, 
                 assert exact == 1.0
                 assert nll < 1e-3
             else:
-                assert exact < 0.4  # all labels are equally probable, and dealt at random
+                assert exact < 0.4  # all labels are equally probable, and assigned at random
                 assert nll == pytest.approx(math.log(12), rel=1e-5)
 
 
@@ -173,7 +173,7 @@ def test_the_hubs_layouts_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         asked.append((place, options))
         return datasets.DatasetDict(splits)
 
-    monkeypatch.setattr("sbeval.tasks.ruler.texts.on_hub_or_kept", lambda dataset: None)
+    monkeypatch.setattr("sbeval.tasks.ruler.texts.on_hub_or_cached", lambda dataset: None)
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     load_labelled.cache_clear()
     found = load_labelled(examples, None)

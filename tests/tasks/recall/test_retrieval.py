@@ -154,7 +154,7 @@ def test_without_a_copy_all_of_lm_eval_s_configurations_are_read_from_the_hub(mo
         return {"train": [row]}
 
     monkeypatch.setattr("datasets.load_dataset", load)
-    monkeypatch.setattr("sbeval.tasks.ruler.texts.on_hub_or_kept", lambda dataset: None)
+    monkeypatch.setattr("sbeval.tasks.ruler.texts.on_hub_or_cached", lambda dataset: None)
     load_questions.cache_clear()
     questions, _, where = load_questions(None)
     load_questions.cache_clear()

@@ -1,4 +1,4 @@
-"""Every prompt fits its budget and fills it; what a sample is depends on task, seed and index alone."""
+"""Every prompt fills its token budget without exceeding it; a sample depends only on task, seed and index."""
 
 import math
 import random
@@ -57,7 +57,7 @@ def test_prompts_fill_the_longest_length(task_of, name):
 
 
 def check_budget(task: Any, reach: float, index: int) -> None:
-    """Compares a prompt's size, between the task's least length and the longest, with counts of the whole prompt."""
+    """Compares the estimated size of prompts at several lengths with the token count of the whole prompt."""
     index %= task.num_samples
     least = task.sizes.filler(300, Frame()).minimum_length([index])
     length = round(math.exp(math.log(least) + reach**3 * (math.log(LONGEST) - math.log(least))))
@@ -223,7 +223,7 @@ def test_a_request_does_not_depend_on_other_lengths_samples_tasks_or_global_stat
         prompts(load_task("sb_niah_single_1", {**metadata, "context_lengths": [3000]}), limit=1)
     alone = load_task(name, {**metadata, "context_lengths": LENGTHS[1:], "num_samples": 5})
     alone.build_all_requests(samples=[2], rank=0, world_size=1)
-    assert [instance.args for instance in alone.instances] == [both.instances[5].args]  # which a cache goes by
+    assert [instance.args for instance in alone.instances] == [both.instances[5].args]  # the cache key depends on it
 
 
 @pytest.mark.parametrize("name", [*OF_EACH_KIND, *exhaustive(*sorted({*TASKS} - {*OF_EACH_KIND}))])

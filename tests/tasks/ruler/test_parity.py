@@ -1,4 +1,4 @@
-"""Prompts have the structure that NVIDIA's definitions give them, each read back by a few independent lines."""
+"""Prompts have the structure of NVIDIA's definitions; a few independent lines parse each of them."""
 
 import re
 from collections import Counter

@@ -91,7 +91,7 @@ def decode_parameters(
 
 @triton.jit(do_not_specialize=["groups", "shared", "queries", "keys", "first_split", "splits", "split_tiles"])
 def _split_kernel(
-    q_ptr, k_ptr, v_ptr, part_ptr, stick_ptr, start_ptr,
+    q_ptr, k_ptr, v_ptr, partial_ptr, stick_ptr, start_ptr,
     q_stride_b, q_stride_h, q_stride_l, k_stride_b, k_stride_h, k_stride_l, v_stride_b, v_stride_h, v_stride_l,
     groups, shared, queries, keys, first_split, splits, split_tiles, qk_scale, log2_threshold,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr,
@@ -153,20 +153,20 @@ def _split_kernel(
                 stick_lo, qk_scale, HEAD_DIM, BLOCK_D, BLOCK_N, True, EXACT, ASSEMBLY,
             )  # fmt: skip
 
-    part_at = (pair * splits + split) * ROWS + row
-    tl.store(part_ptr + part_at[:, None] * HEAD_DIM + dim[None, :], out,
+    partial_offset = (pair * splits + split) * ROWS + row
+    tl.store(partial_ptr + partial_offset[:, None] * HEAD_DIM + dim[None, :], out,
              mask=inside[:, None] & (dim < HEAD_DIM)[None, :])  # fmt: skip
     tl.store(sticks + split * ROWS + row, stick + stick_lo, mask=inside)
 
 
 @triton.jit(do_not_specialize=["groups", "shared", "queries", "splits"])
 def _join_kernel(
-    part_ptr, stick_ptr, out_ptr, rem_ptr, out_stride_b, out_stride_h, out_stride_l,
+    partial_ptr, stick_ptr, out_ptr, rem_ptr, out_stride_b, out_stride_h, out_stride_l,
     groups, shared, queries, splits, log2_threshold,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, TOGETHER: tl.constexpr,
 ):  # fmt: skip
     join(
-        part_ptr, stick_ptr, out_ptr, rem_ptr, out_stride_b, out_stride_h, out_stride_l,
+        partial_ptr, stick_ptr, out_ptr, rem_ptr, out_stride_b, out_stride_h, out_stride_l,
         groups, shared, queries, splits, splits, log2_threshold, HEAD_DIM, BLOCK_D, ROWS, TOGETHER, False,
     )  # fmt: skip
 

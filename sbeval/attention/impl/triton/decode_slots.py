@@ -88,14 +88,14 @@ def slot_parameters(
 @triton.jit
 def _tiles_of(length_ptr, batch, splits, FEWEST: tl.constexpr, BLOCK_N: tl.constexpr, ATTEND_CURRENT: tl.constexpr):
     """Returns the number of keys that the newest query sees, the number of their tiles, and the tiles of a split."""
-    seen = tl.load(length_ptr + batch).to(tl.int32) - (0 if ATTEND_CURRENT else 1)
-    tiles = tl.cdiv(seen, BLOCK_N)
-    return seen, tiles, tl.maximum(tl.cdiv(tiles, splits), FEWEST)
+    visible = tl.load(length_ptr + batch).to(tl.int32) - (0 if ATTEND_CURRENT else 1)
+    tiles = tl.cdiv(visible, BLOCK_N)
+    return visible, tiles, tl.maximum(tl.cdiv(tiles, splits), FEWEST)
 
 
 @triton.jit(do_not_specialize=["groups", "shared", "queries", "first_split", "first_splits", "splits"])
 def _split_kernel(
-    q_ptr, k_ptr, v_ptr, part_ptr, stick_ptr, length_ptr,
+    q_ptr, k_ptr, v_ptr, partial_ptr, stick_ptr, length_ptr,
     q_stride_b, q_stride_h, q_stride_l, k_stride_b, k_stride_h, k_stride_l, v_stride_b, v_stride_h, v_stride_l,
     groups, shared, queries, first_split, first_splits, splits, qk_scale, log2_threshold,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -106,7 +106,7 @@ def _split_kernel(
     split = first_split + tl.program_id(1)
     pair = tl.program_id(0).to(tl.int64)
     batch, group = pair // groups, pair % groups
-    seen, tiles, split_tiles = _tiles_of(length_ptr, batch, splits, FEWEST, BLOCK_N, ATTEND_CURRENT)
+    visible, tiles, split_tiles = _tiles_of(length_ptr, batch, splits, FEWEST, BLOCK_N, ATTEND_CURRENT)
     # lengths are fixed for the whole decode step and may be read before the previous kernel ends, which writes all
     # other inputs
     if EARLY:
@@ -133,7 +133,7 @@ def _split_kernel(
     q = tl.load(q_at[:, None] + dim[None, :], mask=inside[:, None] & (dim < HEAD_DIM)[None, :], other=0.0)
     k_base = k_ptr + batch * k_stride_b + group * k_stride_h
     v_base = v_ptr + batch * v_stride_b + group * v_stride_h
-    row_limit = tl.where(inside, seen - queries + query, -1)
+    row_limit = tl.where(inside, visible - queries + query, -1)
     tile = tl.arange(0, BLOCK_N)
     minus_newer = -(tile[:, None] > tile[None, :]).to(tl.float32 if EXACT else tl.float16)
     out = tl.zeros([ROWS, BLOCK_D], tl.float32)
@@ -142,10 +142,10 @@ def _split_kernel(
 
     oldest = tl.maximum(block - split_tiles, 0)
     # partly filled tiles, and tiles that not every query sees
-    while (block > oldest) & (block * BLOCK_N > seen - queries + 1):
+    while (block > oldest) & (block * BLOCK_N > visible - queries + 1):
         block -= 1
         out, stick, stick_lo = add_tile_of_keys(
-            q, k_base, v_base, k_stride_l, v_stride_l, block, seen, row_limit, 0, minus_newer, out, stick, stick_lo,
+            q, k_base, v_base, k_stride_l, v_stride_l, block, visible, row_limit, 0, minus_newer, out, stick, stick_lo,
             qk_scale, HEAD_DIM, BLOCK_D, BLOCK_N, True, EXACT, ASSEMBLY,
         )  # fmt: skip
     spent_out = all_spent(stick, inside, log2_threshold, 0)
@@ -156,21 +156,21 @@ def _split_kernel(
         steps = tl.minimum(block - oldest, chunk)
         for step in tl.range(0, steps, num_stages=STAGES):
             out, stick, stick_lo = add_tile_of_keys(
-                q, k_base, v_base, k_stride_l, v_stride_l, block - 1 - step, seen, row_limit, 0, minus_newer,
+                q, k_base, v_base, k_stride_l, v_stride_l, block - 1 - step, visible, row_limit, 0, minus_newer,
                 out, stick, stick_lo, qk_scale, HEAD_DIM, BLOCK_D, BLOCK_N, False, EXACT, ASSEMBLY,
             )  # fmt: skip
         block -= steps
         spent_out = all_spent(stick, inside, log2_threshold, 0)
 
-    part_at = (pair * splits + split) * ROWS + row
-    tl.store(part_ptr + part_at[:, None] * HEAD_DIM + dim[None, :], out,
+    partial_offset = (pair * splits + split) * ROWS + row
+    tl.store(partial_ptr + partial_offset[:, None] * HEAD_DIM + dim[None, :], out,
              mask=inside[:, None] & (dim < HEAD_DIM)[None, :])  # fmt: skip
     tl.store(sticks + split * ROWS + row, stick + stick_lo, mask=inside)
 
 
 @triton.jit(do_not_specialize=["groups", "shared", "queries", "splits"])
 def _join_kernel(
-    part_ptr, stick_ptr, out_ptr, rem_ptr, length_ptr, out_stride_b, out_stride_h, out_stride_l,
+    partial_ptr, stick_ptr, out_ptr, rem_ptr, length_ptr, out_stride_b, out_stride_h, out_stride_l,
     groups, shared, queries, splits, log2_threshold,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, TOGETHER: tl.constexpr,
     FEWEST: tl.constexpr, ATTEND_CURRENT: tl.constexpr, EARLY: tl.constexpr,
@@ -183,7 +183,7 @@ def _join_kernel(
         gdc_wait()
         gdc_launch_dependents()
     join(
-        part_ptr, stick_ptr, out_ptr, rem_ptr, out_stride_b, out_stride_h, out_stride_l, groups, shared, queries,
+        partial_ptr, stick_ptr, out_ptr, rem_ptr, out_stride_b, out_stride_h, out_stride_l, groups, shared, queries,
         splits, tl.cdiv(tiles, split_tiles), log2_threshold, HEAD_DIM, BLOCK_D, ROWS, TOGETHER, True,
     )  # fmt: skip
 

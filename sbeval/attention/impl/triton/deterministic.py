@@ -32,7 +32,7 @@ def _rows(pointer, row, rows, stride, HEAD_DIM: tl.constexpr, BLOCK_D: tl.conste
 
 
 @triton.jit
-def _seen(
+def _visible_keys(
     start_ptr, stop_ptr, program, batch, first_row, queries, keys, ROWS: tl.constexpr, KEYS: tl.constexpr,
     STARTS: tl.constexpr, ATTEND_CURRENT: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
@@ -73,7 +73,7 @@ def _rows_kernel(
     head = (program % heads).to(tl.int64)
     first_row = tl.program_id(1) * ROWS
     row = first_row + tl.arange(0, ROWS)
-    first_key, last_key = _seen(
+    first_key, last_key = _visible_keys(
         start_ptr, stop_ptr, program, batch, first_row, queries, keys, ROWS, KEYS, STARTS, ATTEND_CURRENT, CAUSAL
     )
     first = tl.maximum(tl.min(first_key, 0) // KEYS, stripe)
@@ -138,7 +138,7 @@ def _keys_kernel(
         program = batch * heads + head
         for row_block in range(first_row_block, tl.cdiv(queries, ROWS)):
             row = row_block * ROWS + tl.arange(0, ROWS)
-            first_key, last_key = _seen(
+            first_key, last_key = _visible_keys(
                 start_ptr, stop_ptr, program, batch, row_block * ROWS, queries, keys, ROWS, KEYS, STARTS,
                 ATTEND_CURRENT, CAUSAL,
             )  # fmt: skip

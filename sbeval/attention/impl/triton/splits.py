@@ -68,7 +68,7 @@ def all_spent_by_newer(stick_ptr, split, inside, log2_threshold, ROWS: tl.conste
 
 @triton.jit
 def join(
-    part_ptr, stick_ptr, out_ptr, rem_ptr, out_stride_b, out_stride_h, out_stride_l,
+    partial_ptr, stick_ptr, out_ptr, rem_ptr, out_stride_b, out_stride_h, out_stride_l,
     groups, shared, queries, splits, used_splits, log2_threshold,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, TOGETHER: tl.constexpr, GAPS: tl.constexpr,
 ):  # fmt: skip
@@ -77,12 +77,12 @@ def join(
     GAPS: splits older than the first split that found all sticks spent may not have been written, so they are not read.
     """
     pair = tl.program_id(0).to(tl.int64)
-    mine = tl.program_id(1)
+    row_index = tl.program_id(1)
     row = tl.arange(0, ROWS)
     dim = tl.arange(0, BLOCK_D)
     inside = row < shared * queries
     sticks = stick_ptr + pair * splits * ROWS
-    parts = part_ptr + (pair * splits * ROWS + mine) * HEAD_DIM
+    parts = partial_ptr + (pair * splits * ROWS + row_index) * HEAD_DIM
     out = tl.zeros([BLOCK_D], tl.float32)
     left = tl.zeros([ROWS], tl.float32)
     split = 0
@@ -106,14 +106,14 @@ def join(
             parts + at.to(tl.int64)[:, None] * (ROWS * HEAD_DIM) + dim[None, :],
             mask=read[:, None] & (dim < HEAD_DIM)[None, :], other=0.0,
         )  # fmt: skip
-        own = tl.sum(tl.where(row[None, :] == mine, before, 0.0), 1)
+        own = tl.sum(tl.where(row[None, :] == row_index, before, 0.0), 1)
         out += tl.sum(tl.where(used, tl.exp2(own), 0.0)[:, None] * part, 0)
         left += tl.sum(tl.where(used[:, None], known, 0.0), 0)
         spent_out = all_spent(left, inside, log2_threshold, 0)
         split += TOGETHER
     batch, group = pair // groups, pair % groups
-    head = group * shared + mine // queries
-    out_at = out_ptr + batch * out_stride_b + head * out_stride_h + (mine % queries) * out_stride_l
+    head = group * shared + row_index // queries
+    out_at = out_ptr + batch * out_stride_b + head * out_stride_h + (row_index % queries) * out_stride_l
     tl.store(out_at + dim, out.to(out_ptr.dtype.element_ty), mask=dim < HEAD_DIM)
-    remainder = tl.exp2(tl.sum(tl.where(row == mine, left, 0.0), 0))
-    tl.store(rem_ptr + pair * shared * queries + mine, remainder)
+    remainder = tl.exp2(tl.sum(tl.where(row == row_index, left, 0.0), 0))
+    tl.store(rem_ptr + pair * shared * queries + row_index, remainder)

@@ -3,7 +3,7 @@
 For such layers transformers builds a mask of all pairs of tokens, and eager attention computes a weight for each pair.
 A model requests its mask function and its attention function by the name of an attention implementation, so this file
 registers an implementation of its own. For a long text without padding, its mask function returns a small description
-of the visible keys, `SeenKeys`, instead of a tensor, after it has tested that the model's own mask says the same. Its
+of the visible keys, `VisibleKeys`, instead of a tensor, after it has tested that the model's own mask agrees. Its
 attention function then computes the visible keys only: PyTorch's flash kernel supports windows, a reshape turns chunks
 into a batch, and the log-sum-exp of the logits gives the weight of a sink. In all other cases it calls the
 implementation that the model had before.
@@ -33,7 +33,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from sbeval.model_adapters.prepare.change import Change, Undo
-from sbeval.model_adapters.prepare.replacing import held
+from sbeval.model_adapters.prepare.replacing import temporary_attributes
 from sbeval.model_adapters.prepare.sample import sample_tokens
 from sbeval.models.softmax import MASK_ELEMENTS, cudnn_attention, softmax_attention
 from sbeval.scoring.body import no_cache
@@ -44,7 +44,7 @@ SHORTEST_TOKENS = 1024
 _SAMPLE_TOKENS, _LONGER_TOKENS = 16, 320
 _COMPARED_TOKENS = 128  # how many tokens more than a window or chunk has are compared
 _SAME = 1e-4  # the largest allowed difference in fp32, divided by the largest absolute value
-_NAME = "sbeval_seen_keys_"
+_NAME = "sbeval_visible_keys_"
 _ATTRIBUTE = "_attn_implementation_internal"
 _MORE = ("softcap", "position_bias", "cache", "output_attentions")
 _FLASH_HEAD_DIM = 256
@@ -52,7 +52,7 @@ _KEEPS = "sbeval's attention to sliding windows and sinks differs from that of {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class SeenKeys:
+class VisibleKeys:
     """Describes the keys that each query of a text sees: from the first key of its window or chunk to its own position.
 
     Attributes:
@@ -100,7 +100,7 @@ def see_keys(model: Any) -> Undo | None:
         id(config): config for module in model.modules() if (config := getattr(module, "config", None)) is not None
     }
     changed = [config for config in configs.values() if getattr(config, _ATTRIBUTE, None) == before]
-    with held([(config, {_ATTRIBUTE: trial.register(f"{_NAME}trial")}) for config in changed]):
+    with temporary_attributes([(config, {_ATTRIBUTE: trial.register(f"{_NAME}trial")}) for config in changed]):
         # the longer text is for layers with longer windows; it is read only if some layer uses the new attention
         if not (_runs(model, _SAMPLE_TOKENS) and trial.served and _runs(model, _LONGER_TOKENS)):
             return None
@@ -167,7 +167,7 @@ class _SeenKeys:
         return sorted({type(module).__name__ for module in kept})
 
     def mask(self, batch_size: int, q_length: int, kv_length: int, **options: Any) -> Any:
-        """Returns a `SeenKeys` for a long text without padding, otherwise the mask of the implementation `before`."""
+        """Returns a `VisibleKeys` for a long text without padding, else the mask of the implementation `before`."""
         original = ALL_MASK_ATTENTION_FUNCTIONS[self._before]
 
         @functools.lru_cache(maxsize=2)  # all layers with the same window share a mask
@@ -183,7 +183,7 @@ class _SeenKeys:
             unpadded = padding is None or (padding.shape == (batch_size, kv_length) and bool(padding.all()))
             if unpadded and all(type(offset) is int and offset == 0 for offset in offsets):
                 for window, chunk in ((None, None),) if size is None else ((size, None), (None, size)):
-                    seen = SeenKeys(window=window, chunk=chunk, mask=of_first)
+                    seen = VisibleKeys(window=window, chunk=chunk, mask=of_first)
                     if _agrees(options["mask_function"], seen, batch_size, q_length, options.get("device", "cpu")):
                         return seen
         return original(batch_size=batch_size, q_length=q_length, kv_length=kv_length, **options)
@@ -193,7 +193,7 @@ class _SeenKeys:
     ) -> tuple[Tensor, Tensor | None]:
         """Returns the output [B, L, H, D], and the attention weights if the implementation `before` computed them."""
         original = functools.partial(self._original(module), module)
-        if not isinstance(attention_mask, SeenKeys):
+        if not isinstance(attention_mask, VisibleKeys):
             return original(query, key, value, attention_mask, **options)  # type: ignore[no-any-return]
         length, sink_H = query.shape[2], options.get("s_aux")
         seen = attention_mask.within(length)
@@ -201,7 +201,7 @@ class _SeenKeys:
         if not more and query.shape[-1] == value.shape[-1] and length == key.shape[2]:
             scaling = options.get("scaling")
             scale = float(query.shape[-1] ** -0.5 if scaling is None else scaling)
-            attend = functools.partial(attention_to_seen, seen=seen, scale=scale, sink_H=sink_H)
+            attend = functools.partial(attention_to_visible, seen=seen, scale=scale, sink_H=sink_H)
             same, kind = self._same.setdefault(module, {}), (seen.window, seen.chunk)
             if kind not in same:
                 few = min(length, (seen.window or seen.chunk or 0) + _COMPARED_TOKENS)
@@ -254,7 +254,7 @@ def _same(
     )
 
 
-def _agrees(function: Any, seen: SeenKeys, texts: int, length: int, device: torch.device | str) -> bool:
+def _agrees(function: Any, seen: VisibleKeys, texts: int, length: int, device: torch.device | str) -> bool:
     """Whether a model's mask function lets each query see the keys that `seen` describes.
 
     For each query, it tests the first and the last visible key and the keys beside them, the key in the middle, and a
@@ -275,8 +275,8 @@ def _agrees(function: Any, seen: SeenKeys, texts: int, length: int, device: torc
     return torch.equal(true_PBL.expand_as(pairs[0]), expected_P1L.expand_as(pairs[0]))
 
 
-def attention_to_seen(
-    q_BHLD: Tensor, k_BGLD: Tensor, v_BGLD: Tensor, *, seen: SeenKeys, scale: float, sink_H: Tensor | None
+def attention_to_visible(
+    q_BHLD: Tensor, k_BGLD: Tensor, v_BGLD: Tensor, *, seen: VisibleKeys, scale: float, sink_H: Tensor | None
 ) -> Tensor:
     """Returns softmax attention [B, H, L, D] to the visible keys, and to a sink with the logits [H] if there is one."""
     seen = seen.within(q_BHLD.shape[2])
@@ -348,7 +348,7 @@ def _with_sinks(q_BHLD: Tensor, k_BGLD: Tensor, v_BGLD: Tensor, *, window: int, 
 
 
 CHANGE = Change(
-    name="attention to seen keys",
+    name="attention to visible keys",
     apply=lambda model, setting: see_keys(model),
-    wanted=lambda setting: setting.causal and not setting.attention_named,
+    applies_to=lambda setting: setting.causal and not setting.attention_named,
 )

@@ -1,4 +1,4 @@
-"""Attention by what layers see, and scans in pieces, leave the numbers of other projects' models as they were."""
+"""Attention by what layers see, and scans in segments, leave the numbers of other projects' models as they were."""
 
 import dataclasses
 import functools
@@ -12,9 +12,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers.masking_utils import create_causal_mask
 
-from sbeval.model_adapters.prepare.changes import scans, seen_keys
-from sbeval.model_adapters.prepare.changes.scans import ScanInPieces, scan_in_pieces
-from sbeval.model_adapters.prepare.changes.seen_keys import SeenKeys, attention_before, attention_to_seen, see_keys
+from sbeval.model_adapters.prepare.changes import scans, visible_keys
+from sbeval.model_adapters.prepare.changes.scans import SegmentedScan, scan_in_segments
+from sbeval.model_adapters.prepare.changes.visible_keys import (
+    VisibleKeys,
+    attention_before,
+    attention_to_visible,
+    see_keys,
+)
 from sbeval.scoring.spans import attention_spans
 from tests.model_adapters.small import ARCHITECTURES, SIZES
 
@@ -64,9 +69,11 @@ def test_layers_that_see_windows_chunks_or_sinks_give_their_own_logits_without_a
     model, ids, made = model_of(family, WINDOWS[family]), tokens(200), []
     before = model.config._attn_implementation
     expected = outputs(model, ids)
-    monkeypatch.setattr(seen_keys, "SHORTEST_TOKENS", 100)
+    monkeypatch.setattr(visible_keys, "SHORTEST_TOKENS", 100)
     monkeypatch.setattr(
-        seen_keys, "attention_to_seen", lambda *heads, **options: made.append(1) or attention_to_seen(*heads, **options)
+        visible_keys,
+        "attention_to_visible",
+        lambda *heads, **options: made.append(1) or attention_to_visible(*heads, **options),
     )
     assert see_keys(model)
     for found, wanted in zip(outputs(model, ids), expected, strict=True):
@@ -79,7 +86,7 @@ def test_a_static_cache_goes_on_as_before(monkeypatch):
     model, ids = model_of("gemma3_text", WINDOWS["gemma3_text"]), tokens(40)
     asked: Any = {"max_new_tokens": 4, "do_sample": False, "cache_implementation": "static", "disable_compile": True}
     expected = model.generate(ids, **asked)
-    monkeypatch.setattr(seen_keys, "SHORTEST_TOKENS", 20)
+    monkeypatch.setattr(visible_keys, "SHORTEST_TOKENS", 20)
     assert see_keys(model)
     assert torch.equal(model.generate(ids, **asked), expected)
 
@@ -89,21 +96,21 @@ def test_a_static_cache_goes_on_as_before(monkeypatch):
 @torch.no_grad()
 def test_a_kernel_that_is_wrong_for_windows_alone_is_not_used(wrong, dtype, monkeypatch):
     model = model_of("mistral", {"sliding_window": 64}).to(dtype)
-    monkeypatch.setattr(seen_keys, "SHORTEST_TOKENS", 32)
+    monkeypatch.setattr(visible_keys, "SHORTEST_TOKENS", 32)
 
-    def attend(*heads: Tensor, seen: SeenKeys, **options: Any) -> Tensor:
+    def attend(*heads: Tensor, seen: VisibleKeys, **options: Any) -> Tensor:
         if seen.window is None:
-            return attention_to_seen(*heads, seen=seen, **options)
+            return attention_to_visible(*heads, seen=seen, **options)
         if wrong == "fails":
             raise RuntimeError("no such kernel")
         size = 32 if wrong == "half the window" else 64
-        output = attention_to_seen(*heads, seen=dataclasses.replace(seen, window=size), **options)
+        output = attention_to_visible(*heads, seen=dataclasses.replace(seen, window=size), **options)
         if wrong != "half the window":
             output[:, :, 64:] = 0.0 if wrong == "zeros" else torch.nan
         return output
 
     expected = [model(tokens(length)).logits for length in (40, 200)]
-    monkeypatch.setattr(seen_keys, "attention_to_seen", attend)
+    monkeypatch.setattr(visible_keys, "attention_to_visible", attend)
     see_keys(model)
     for length, wanted in zip((40, 200), expected, strict=True):  # the first fits in the window
         torch.testing.assert_close(
@@ -121,9 +128,9 @@ def test_models_whose_layers_see_all_keys_or_cap_logits_stay_as_they_are(archite
 
 def test_a_layer_that_attends_otherwise_keeps_its_attention(monkeypatch, caplog):
     model = model_of("gemma3_text", WINDOWS["gemma3_text"])
-    monkeypatch.setattr(seen_keys, "attention_to_seen", lambda *heads, **_: 2 * heads[0])
+    monkeypatch.setattr(visible_keys, "attention_to_visible", lambda *heads, **_: 2 * heads[0])
     assert not see_keys(model)
-    (note,) = seen_keys.notes(model)
+    (note,) = visible_keys.notes(model)
     assert note in caplog.text
     assert note.endswith(", which keeps its own")
 
@@ -131,16 +138,16 @@ def test_a_layer_that_attends_otherwise_keeps_its_attention(monkeypatch, caplog)
 def test_a_mask_that_shows_more_than_a_window_or_less_is_made_as_before(monkeypatch):
     model = model_of("gemma3_text", WINDOWS["gemma3_text"])
     assert see_keys(model)
-    monkeypatch.setattr(seen_keys, "SHORTEST_TOKENS", 100)
+    monkeypatch.setattr(visible_keys, "SHORTEST_TOKENS", 100)
     hidden = torch.zeros(1, 120, 32, device=DEVICE)
     positions = torch.arange(120, device=DEVICE)[None]
     ask = functools.partial(create_causal_mask, model.config, hidden, None, None)
-    assert isinstance(ask(position_ids=positions), SeenKeys)
+    assert isinstance(ask(position_ids=positions), VisibleKeys)
     packed = torch.cat([positions[:, :118], positions[:, :2]], dim=1)
     assert isinstance(ask(position_ids=packed), Tensor)
     several = functools.partial(create_causal_mask, model.config, hidden.expand(8, -1, -1), None, None)
     whole = positions.expand(8, -1)
-    assert isinstance(several(position_ids=whole), SeenKeys)
+    assert isinstance(several(position_ids=whole), VisibleKeys)
     assert isinstance(several(position_ids=torch.cat([whole[:3], packed, whole[4:]])), Tensor)
     assert isinstance(ask(position_ids=positions, and_mask_function=lambda b, h, q, k: k != 7), Tensor)
 
@@ -154,8 +161,8 @@ def test_whatever_is_seen_attention_is_a_softmax_over_those_keys_and_the_sink(le
     torch.manual_seed(seed)
     q, k, v = (torch.randn(2, count, length, 8, dtype=torch.float64) for count in (heads[0], heads[1], heads[1]))
     sink_H = torch.randn(heads[0], dtype=torch.float64) if sink else None
-    seen = SeenKeys(window=None if chunked else size, chunk=size if chunked else None, mask=lambda few: None)
-    found = attention_to_seen(q, k, v, seen=seen, scale=0.4, sink_H=sink_H)
+    seen = VisibleKeys(window=None if chunked else size, chunk=size if chunked else None, mask=lambda few: None)
+    found = attention_to_visible(q, k, v, seen=seen, scale=0.4, sink_H=sink_H)
     query, key = torch.arange(length)[:, None], torch.arange(length)
     hidden = (key > query) | (key < seen.first(query))
     k, v = (x.repeat_interleave(heads[0] // heads[1], 1) for x in (k, v))
@@ -172,9 +179,13 @@ def test_on_a_gpu_bf16_is_as_near_as_it_rounds(head_dim, sink, window):
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, 1500, count, head_dim, device="cuda").transpose(1, 2) for count in (8, 2, 2))
     sink_H = torch.randn(8, device="cuda") if sink else None
-    options: Any = {"seen": SeenKeys(window=window, chunk=None, mask=lambda few: None), "scale": 0.1, "sink_H": sink_H}
-    expected = attention_to_seen(q, k, v, **options)
-    found = attention_to_seen(q.bfloat16(), k.bfloat16(), v.bfloat16(), **options)
+    options: Any = {
+        "seen": VisibleKeys(window=window, chunk=None, mask=lambda few: None),
+        "scale": 0.1,
+        "sink_H": sink_H,
+    }
+    expected = attention_to_visible(q, k, v, **options)
+    found = attention_to_visible(q.bfloat16(), k.bfloat16(), v.bfloat16(), **options)
     torch.testing.assert_close(found.float(), expected, rtol=0.02, atol=0.02)
 
 
@@ -182,17 +193,17 @@ def test_on_a_gpu_bf16_is_as_near_as_it_rounds(head_dim, sink, window):
 def test_a_scan_in_pieces_gives_the_logits_and_answers_of_a_whole_one(family, monkeypatch):
     model, ids = model_of(family, SCANS[family]), tokens(100)
     expected = outputs(model, ids)
-    pieces: list[int] = []
+    segments: list[int] = []
     scans._scanning.cache_clear()
-    monkeypatch.setattr(scans, "PIECE_TOKENS", 32)
-    own = ScanInPieces.__call__
+    monkeypatch.setattr(scans, "SEGMENT_TOKENS", 32)
+    own = SegmentedScan.__call__
     monkeypatch.setattr(
-        ScanInPieces, "__call__", lambda self, *a, **k: pieces.append(self.piece_tokens) or own(self, *a, **k)
+        SegmentedScan, "__call__", lambda self, *a, **k: segments.append(self.segment_tokens) or own(self, *a, **k)
     )
-    assert scan_in_pieces(model)
+    assert scan_in_segments(model)
     for found, wanted in zip(outputs(model, ids), expected, strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-4)
-    assert 32 in pieces
+    assert 32 in segments
     scans._scanning.cache_clear()
 
 
@@ -215,7 +226,7 @@ def test_spans_are_those_of_a_mask_of_all_pairs(family, monkeypatch):
     """Layers with windows, with chunks, and those that see the whole text, in texts of any length."""
     model, texts = model_of(family, WINDOWS[family]), [tokens(length)[:1] for length in (60, 200)]
     expected = [attention_spans(model, text, 8) for text in texts]
-    monkeypatch.setattr(seen_keys, "SHORTEST_TOKENS", 100)
+    monkeypatch.setattr(visible_keys, "SHORTEST_TOKENS", 100)
     assert see_keys(model)
     for text, rows in zip(texts, expected, strict=True):
         found = torch.tensor(attention_spans(model, text, 8), dtype=torch.float64)
