@@ -64,7 +64,8 @@ class Sizes:
         idle_parameters: parameters of the experts that a token does not pass.
         weight_bytes: bytes of all weights.
         item_bytes: bytes of one number in the residual stream.
-        holds_embeddings: whether the input embeddings stay in memory until the forward pass ends, as in transformers.
+        holds_embeddings: whether the input embeddings stay in memory until the forward pass ends, as in transformers'
+            models.
         rope_tables: pairs of tables of cosine and sine, one for each type of layers with RoPE parameters of its own.
         zones: whether an extrapolation method computes near and far query-key pairs ("zones") separately.
         entmax: whether attention materialises the logits of a block of queries, as entmax does.
@@ -175,7 +176,7 @@ def sizes_of(model: PreTrainedModel) -> Sizes | None:
         idle_parameters=0 if not experts else idle * (experts - chosen) // experts,
         weight_bytes=sum(weight.numel() * weight.itemsize for weight in parameters.values()),
         item_bytes=model.dtype.itemsize,
-        holds_embeddings=config.model_type != "sbeval",
+        holds_embeddings=not type(model).__module__.startswith("sbeval."),
         rope_tables=len(rope_entries(getattr(config, "rope_parameters", None))),
         entmax=config.model_type == "sbeval" and config.attention_weights in WITH_ENTMAX,
     )

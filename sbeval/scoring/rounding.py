@@ -60,11 +60,12 @@ def rounded_anew(model: nn.Module, *, seed: int, times: float) -> Iterator[None]
             return output
         largest_error = times * torch.finfo(output.dtype).eps / 2
         rounded = torch.empty_like(output, memory_format=torch.contiguous_format)
-        pieces = zip(output.flatten().split(AT_ONCE_NUMBERS), rounded.view(-1).split(AT_ONCE_NUMBERS), strict=True)
-        for numbers, rounded_numbers in pieces:
-            factor = torch.empty(numbers.shape, dtype=torch.float32, device=device)
+        numbers, rounded_numbers = output.flatten(), rounded.view(-1)
+        for begin in range(0, len(numbers), AT_ONCE_NUMBERS):
+            chunk = slice(begin, begin + AT_ONCE_NUMBERS)
+            factor = torch.empty(numbers[chunk].shape, dtype=torch.float32, device=device)
             factor.uniform_(1 - largest_error, 1 + largest_error, generator=generator)
-            rounded_numbers.copy_(numbers * factor.to(output.device))
+            rounded_numbers[chunk] = numbers[chunk] * factor.to(output.device)
         return rounded
 
     leaves = (module for module in model.modules() if not list(module.children()))
