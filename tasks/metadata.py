@@ -16,6 +16,7 @@ from pydantic import Field
 from sbeval.checkpoints.facts import longest_input_tokens
 from sbeval.errors import UserError
 from sbeval.settings import Counted, Lengths, Name, Settings, Tokens, WholeNumber, unknown_key
+from sbeval.task_metadata import settings_source
 from sbeval.tasks.lengths import Limit, SettledLengths, settle_lengths
 from sbeval.tasks.packaged import PREFIX, definitions, is_group
 
@@ -76,12 +77,12 @@ class TaskOptions(Settings):
             )
         for key in entry:
             if key not in known:
-                raise UserError(unknown_key(key, known, place=task, source="--metadata"))
+                raise UserError(unknown_key(key, known, place=task, source=settings_source()))
         for key in metadata.keys() - {task} - known:
             _check_shared(str(key), task, known)
         chosen = {key: metadata[key] for key in known & metadata.keys()} | dict(entry)
         user_values = {key: value for key, value in chosen.items() if value is not None}
-        return cls.read({**(definition or {}), **user_values}, place=task, source="--metadata")
+        return cls.read({**(definition or {}), **user_values}, place=task, source=settings_source())
 
     def lengths_of(self, task: str, pretrained: object, *, thinking_tokens: int | None = None) -> SettledLengths:
         """Returns the context lengths to run, and the default lengths that are too long for the model or the machine.
@@ -147,12 +148,12 @@ def _check_shared(key: str, task: str, known: Iterable[str]) -> None:
         UserError: the key is such a key; the message names it and the likely spelling.
     """
     if near := get_close_matches(key, known, n=1, cutoff=_LEAST_LIKENESS):
-        raise UserError(f"{task}: expected {near[0]} in --metadata, found {key}: correct the name.")
+        raise UserError(f"{task}: expected {near[0]} in {settings_source()}, found {key}: correct the name.")
     packaged = definitions()
     tasks = [name for name, settings in packaged.items() if not is_group(settings)]
     if not key.startswith(PREFIX) or key in tasks:
         return
-    expected = "Expected the name of a task as a key of --metadata, found"
+    expected = f"Expected the name of a task as a key of {settings_source()}, found"
     if key in packaged:
         raise UserError(f"{expected} the group {key}: set the options for all tasks, or under the name of each.")
     if near := get_close_matches(key, tasks, n=3):
