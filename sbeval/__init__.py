@@ -27,6 +27,7 @@
 - `registered`: the names under which lm-eval finds the model and the tasks
 - `plugin`: registers the model and the tasks with a plain `lm_eval` command, by import hooks
 - `settings`: reads and checks settings of users
+- `task_metadata`: task settings from `SBEVAL_METADATA`, beside those of `--metadata`
 - `rope_parameters`: reads and checks RoPE parameters
 - `hub_names`: names of checkpoints and tokenizers: folders, or hub ids and their cached commits
 - `foreign_files`: reads JSON and YAML files that other programs wrote

@@ -10,7 +10,8 @@ From then on, and after `import sbeval`, an import hook monkey-patches these mod
 - `lm_eval.models`: registers the name `sb` with a string target, so that the adapter is imported only when the name is
   looked up. This must come after lm-eval's own registration, which lm-eval skips if its registry is not empty.
 - `lm_eval.tasks.manager`: also scans the packaged task folder, so that `--include_path` is not needed (of two tasks
-  with one name, the user's wins). The error about an unknown `sb_` task names similar ones.
+  with one name, the user's wins). The error about an unknown `sb_` task names similar ones. The settings in
+  `SBEVAL_METADATA` are added to the metadata of all tasks.
 - `lm_eval._cli.harness`: for the model `sb`, makes the checks of `sbeval run` before torch is imported.
 - `lm_eval.api.model`: every model that scores tokens (`TemplateLM`) answers this project's request types as far as sums
   of log-probabilities allow, and stores the arguments with which it was made. Models that call a server or an engine
@@ -42,7 +43,7 @@ from types import ModuleType, SimpleNamespace, TracebackType
 from typing import Any
 
 from sbeval.errors import ENCODING, UserError, panics_as_errors
-from sbeval.registered import MODEL_NAME, TASK_PREFIX, includes_lm_eval_tasks, with_packaged_tasks
+from sbeval.registered import METADATA_VARIABLE, MODEL_NAME, TASK_PREFIX, includes_lm_eval_tasks, with_packaged_tasks
 
 MODEL_TARGET = "sbeval.model_adapters.lm:StickBreakingLM"
 ANSWERING = "sbeval.model_adapters.any_model"
@@ -90,6 +91,11 @@ def _complete_task_manager(manager: ModuleType) -> None:
         if bound.arguments["include_defaults"]:
             bound.arguments["include_path"] = with_packaged_tasks(bound.arguments["include_path"])
             bound.arguments["include_defaults"] = includes_lm_eval_tasks()
+        if os.environ.get(METADATA_VARIABLE):
+            given = importlib.import_module("sbeval.task_metadata")
+            passed = "the program that runs lm-eval"
+            bound.arguments["metadata"] = given.with_environment(bound.arguments["metadata"] or {}, passed=passed)
+            given.say_sources({})
         original(*bound.args, **bound.kwargs)
 
     @functools.wraps(original_match)

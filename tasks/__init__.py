@@ -4,6 +4,7 @@
 - `packaged`: finds packaged tasks and groups in their YAML files, and checks that a model can answer a task's requests
 - `user_options`: reads and checks the options of a run's tasks before torch is imported
 - `metadata`: the option classes that all tasks share, and the reader of `--metadata`
+- `sources`: merges the settings of a task's YAML file, of the run and of `SBEVAL_METADATA`
 - `lengths`: chooses the context lengths that a task scores
 - `tokens`: loads the model's tokenizer and counts tokens
 - `draws`: random draws that are seeded by names

@@ -15,6 +15,7 @@ from sbeval.errors import UserError
 from sbeval.results.records import TaskRecord
 from sbeval.scoring.requests import TARGET_LOGPROBS, TargetSequence, keep_sequences
 from sbeval.tasks.metadata import TaskOptions
+from sbeval.tasks.sources import settled_metadata
 
 Numbered = Sequence[tuple[int, dict[str, Any]]]
 """Documents with the numbers (`doc_id`) that lm-eval gives them."""
@@ -43,7 +44,10 @@ class BaseTask(ConfigurableTask):  # type: ignore[misc]
 
     def __init__(self, config: Mapping[str, Any] | None = None) -> None:
         settings = {key: value for key, value in dict(config or {}).items() if key != "class"}
-        super().__init__(config={"metadata": {}, **settings, "metric_list": [], "test_split": "test", **self.fixed})
+        name, options = str(settings.get("task")), self.options_class.model_fields.keys() - self.options_class.fixed
+        metadata = settled_metadata(name, settings.get("metadata") or {}, sorted(options))
+        settings |= {"metadata": metadata, "metric_list": [], "test_split": "test", **self.fixed}
+        super().__init__(config=settings)
 
     @classmethod
     def read_options(cls, task: str, definition: Mapping[str, Any], metadata: Mapping[str, Any]) -> TaskOptions:

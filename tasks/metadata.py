@@ -16,6 +16,7 @@ from pydantic import Field
 from sbeval.checkpoints.facts import longest_input_tokens
 from sbeval.errors import UserError
 from sbeval.settings import Counted, Lengths, Name, Settings, Tokens, WholeNumber, unknown_key
+from sbeval.task_metadata import settings_source
 from sbeval.tasks.lengths import Limit, SettledLengths, settle_lengths
 from sbeval.tasks.packaged import PREFIX, definitions, is_group
 
@@ -76,11 +77,11 @@ class TaskOptions(Settings):
             )
         for key in entry:
             if key not in known:
-                raise UserError(unknown_key(key, known, place=task, source="--metadata"))
-        cls.check_shared_keys(metadata.keys() - {task}, task=task, source="--metadata")
+                raise UserError(unknown_key(key, known, place=task, source=settings_source()))
+        cls.check_shared_keys(metadata.keys() - {task}, task=task, source=settings_source())
         chosen = {key: metadata[key] for key in known & metadata.keys()} | dict(entry)
         user_values = {key: value for key, value in chosen.items() if value is not None}
-        return cls.read({**(definition or {}), **user_values}, place=task, source="--metadata")
+        return cls.read({**(definition or {}), **user_values}, place=task, source=settings_source())
 
     @classmethod
     def check_shared_keys(cls, keys: Iterable[str], *, task: str, source: str) -> None:

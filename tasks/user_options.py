@@ -12,6 +12,7 @@ from sbeval.corpora.split import Split
 from sbeval.errors import UserError
 from sbeval.hub_names import local_path
 from sbeval.settings import described, read_value, unknown_key
+from sbeval.task_metadata import settings_source
 from sbeval.tasks.metadata import TaskOptions
 from sbeval.tasks.packaged import PREFIX, expand_names
 from sbeval.tasks.perplexity.options import CorpusOptions
@@ -124,7 +125,7 @@ def check_keys(tasks: Iterable[str], keys: Iterable[str]) -> None:
     known = {field for kind in options_classes() for field in kind.model_fields}
     for key in unprefixed:
         if key not in known:
-            raise UserError(unknown_key(key, known, place="a packaged task", source="--metadata"))
+            raise UserError(unknown_key(key, known, place="a packaged task", source=settings_source()))
 
 
 def task_options(name: str, definition: Mapping[str, Any], metadata: Mapping[str, Any]) -> TaskOptions:
@@ -144,9 +145,9 @@ def task_options(name: str, definition: Mapping[str, Any], metadata: Mapping[str
 
 def _check_shared(place: str, options: Mapping[str, Any]) -> None:
     shared = {key: options[key] for key in TaskOptions.model_fields if options.get(key) is not None}
-    TaskOptions.read(shared, place=place, source="--metadata")
+    TaskOptions.read(shared, place=place, source=settings_source())
     if options.get("split") is not None:
-        read_value(Split, options["split"], name="split", source="--metadata")
+        read_value(Split, options["split"], name="split", source=settings_source())
     text = options.get("data_path")
     if isinstance(text, str):
         check_exists(local_path(text))

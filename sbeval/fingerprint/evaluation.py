@@ -11,6 +11,7 @@ from sbeval.fingerprint.parts import REVISION, Parts, named, versions
 from sbeval.fingerprint.tasks import CACHE_ARGUMENTS, DATA, NO_NAME, data_sha256, may_be_read, task_parts
 from sbeval.hub_names import hub_commit
 from sbeval.results.records import LABEL
+from sbeval.task_metadata import with_environment
 
 # arguments that name a checkpoint, an adapter or a tokenizer
 _CHECKPOINTS = ("pretrained", "tokenizer", "peft", "delta", "longppl_evaluator")
@@ -40,9 +41,10 @@ def run_inputs(config: Mapping[str, Any]) -> RunInputs:
         config: the run's configuration, as lm-eval reads it with `--config`.
 
     Raises:
-        UserError: a file cannot be read.
+        UserError: a file cannot be read, or `SBEVAL_METADATA` sets a key to another value than the configuration.
     """
     arguments = config.get("model_args") or {}
+    config = {**config, "metadata": with_environment(config.get("metadata") or {})}
     parts = versions()
     revision = arguments.get("revision")
     subfolder = str(arguments.get("subfolder") or "")

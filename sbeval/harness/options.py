@@ -22,22 +22,15 @@ from sbeval.errors import UserError, brief, first_line
 from sbeval.foreign_files import parse_json, read_json_object, read_yaml
 from sbeval.hub_names import local_path
 from sbeval.settings import Expected, Limit, Names, Text, as_counts, as_whole, read_value
+from sbeval.task_metadata import has_text_keys, with_environment
 
 
 def _arguments(value: Any) -> Any:
     if isinstance(value, str) and value.lstrip().startswith("{"):
         value = parse_json(value)
-    if not _has_text_keys(value) and not (isinstance(value, str) and ("=" in value or not value)):
+    if not has_text_keys(value) and not (isinstance(value, str) and ("=" in value or not value)):
         raise ValueError
     return value
-
-
-def _has_text_keys(value: Any) -> bool:
-    """Whether a value is a mapping whose keys are text at every level, as in the JSON of results files."""
-    return isinstance(value, Mapping) and all(
-        isinstance(key, str) and (not isinstance(inner, Mapping) or _has_text_keys(inner))
-        for key, inner in value.items()
-    )
 
 
 def _tasks(value: Any) -> Any:
@@ -82,7 +75,7 @@ class RunOptions(NamedTuple):
         model: lm-eval's name of the model.
         model_args: the model's arguments.
         tasks: names and patterns of tasks and groups.
-        metadata: the metadata that lm-eval passes to tasks, which includes the model's arguments.
+        metadata: the metadata that tasks get: the model's arguments, `--metadata` and `SBEVAL_METADATA`.
         folders: folders of `--include_path`.
         batch_size: as the user wrote it.
         output_path: folder or file for the results, None if they are only printed.
@@ -130,7 +123,11 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def run_options(options: Mapping[str, Any]) -> RunOptions:
-    """Returns the options of a run from a configuration of lm-eval, or from its parsed arguments by name."""
+    """Returns the options of a run from a configuration of lm-eval, or from its parsed arguments by name.
+
+    Raises:
+        UserError: `SBEVAL_METADATA` cannot be read, or sets a key to another value.
+    """
     read = importlib.import_module("lm_eval.utils").simple_parse_args_string  # a slow import that --help does not need
     arguments = options.get("model_args") or {}
     metadata = metadata_of(options)
@@ -146,7 +143,7 @@ def run_options(options: Mapping[str, Any]) -> RunOptions:
             if isinstance(entry, str)
             for name in entry.split(",")
         ],
-        metadata={**model_args, **metadata},
+        metadata=with_environment({**model_args, **metadata}),
         folders=[str(folder) for folder in ([folders] if isinstance(folders, str | Path) else folders)],
         batch_size=options.get("batch_size"),
         output_path=str(options["output_path"]) if options.get("output_path") else None,
@@ -156,7 +153,7 @@ def run_options(options: Mapping[str, Any]) -> RunOptions:
 
 
 def metadata_of(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the `--metadata` of a configuration of lm-eval as a mapping, without the model's arguments."""
+    """Returns the `--metadata` of a configuration of lm-eval as a mapping, without model arguments and environment."""
     read = importlib.import_module("lm_eval.utils").simple_parse_args_string
     metadata = options.get("metadata") or {}
     return dict(read(metadata) if isinstance(metadata, str) else metadata)

@@ -36,6 +36,7 @@ from sbeval.processes.next_step import print_next_step
 from sbeval.results.saving import saved_whole
 from sbeval.results.terminal import compact_table
 from sbeval.settings import Settings, described
+from sbeval.task_metadata import say_sources
 
 
 def run(
@@ -56,6 +57,7 @@ def run(
     """
     chosen = parse(arguments)
     lm_eval_tasks_needed = check is None or check(run_options(vars(chosen)))
+    say_sources(metadata_of(vars(chosen)))
     check_response_cache(vars(chosen).get("use_cache"))
     if find_finished is not None:
         continue_finished(chosen, vars(chosen), find_finished)
@@ -107,6 +109,7 @@ def run_plain(
     with reporting_errors():
         check_options(options)
         check(run_options(options))
+        say_sources(metadata_of(options))
         check_response_cache(options.get("use_cache"))
         continue_finished(chosen, options, find_finished)
         with option_errors_explained():

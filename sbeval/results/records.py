@@ -17,12 +17,15 @@ Missing is None or an absent key; never 0 or -1. Readers keep unknown fields, wr
 """
 
 import dataclasses
+import os
 import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
+
+from sbeval.registered import METADATA_VARIABLE
 
 SCHEMA = 1
 HIDDEN = "***"
@@ -241,13 +244,21 @@ class ModelRecord(_Record):
 
 
 def recorded_command(arguments: Sequence[str] | None = None) -> str:
-    """Returns a command line, by default this process's, quoted for a shell, with secrets replaced by `***`."""
+    """Returns a command line, by default this process's, quoted for a shell, with secrets replaced by `***`.
+
+    `SBEVAL_METADATA`, if it is set, stands before this process's command, since the tasks read it.
+    """
+    settings = os.environ.get(METADATA_VARIABLE) if arguments is None else None
     program, *rest = sys.argv if arguments is None else arguments
     path = Path(program)
     command = ["python", "-m", path.parent.name] if path.name == "__main__.py" else [path.name or "python"]
     hide_next = False
     for argument in rest:
-        without_secrets = USERINFO.sub("", _ASSIGNED.sub(rf"\g<name>{HIDDEN}", argument))
-        command.append(HIDDEN if hide_next else without_secrets)
+        command.append(HIDDEN if hide_next else _without_secrets(argument))
         hide_next = _OPTION.fullmatch(argument) is not None
-    return " ".join(word if word == HIDDEN else shlex.quote(word) for word in command)
+    before = f"{METADATA_VARIABLE}={shlex.quote(_without_secrets(settings))} " if settings else ""
+    return before + " ".join(word if word == HIDDEN else shlex.quote(word) for word in command)
+
+
+def _without_secrets(text: str) -> str:
+    return USERINFO.sub("", _ASSIGNED.sub(rf"\g<name>{HIDDEN}", text))
