@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sbeval.errors import UserError, shown
+from sbeval.errors import UserError, brief
 from sbeval.foreign_files import parse_json, read_json_object, read_yaml
 from sbeval.hub_names import local_path
 from sbeval.processes import ranks
@@ -47,17 +47,17 @@ def environment_settings() -> Given:
         try:
             settings = parse_json(text)
         except UserError as error:
-            raise UserError(f"{VARIABLE} holds {shown(text)}, and {error}: write a JSON object.") from None
+            raise UserError(f"{VARIABLE} holds {brief(text)}, and {error}: write a JSON object.") from None
     else:
         file = local_path(text)
         if not file.is_file():
             raise UserError(
-                f"{VARIABLE} holds {shown(text)}, which is neither a JSON object nor a file: correct it, or unset it."
+                f"{VARIABLE} holds {brief(text)}, which is neither a JSON object nor a file: correct it, or unset it."
             )
         is_json = file.suffix == ".json"
         settings = read_json_object(file, _WHAT) if is_json else read_yaml(file, _WHAT)
     if not has_text_keys(settings):
-        raise UserError(f"{VARIABLE} holds {shown(settings)}, in which some key is no text: write quotes around it.")
+        raise UserError(f"{VARIABLE} holds {brief(settings)}, in which some key is no text: write quotes around it.")
     return Given(settings, file)
 
 
@@ -99,7 +99,7 @@ def _merged(
             merged[key] = value
         else:
             raise UserError(
-                f"{source} sets {key}{of} to {shown(value)}, and {passed} sets it to {shown(present)}: remove one of "
+                f"{source} sets {key}{of} to {brief(value)}, and {passed} sets it to {brief(present)}: remove one of "
                 "the two."
             )
     return merged
@@ -127,4 +127,4 @@ def say_sources(metadata: Mapping[str, Any]) -> None:
     parts = {source: f"{', '.join(sorted(keys))} from {source}" for source, keys in by_source.items() if keys}
     if parts and not _said.issuperset(parts):
         _said.update(parts)
-        ranks.say(f"Task settings: {'; '.join(parts.values())}.")
+        ranks.print_on_rank_0(f"Task settings: {'; '.join(parts.values())}.")

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from sbeval.errors import shown
+from sbeval.errors import brief
 from sbeval.foreign_files import parse_task_yaml, read_bytes
 from sbeval.processes import ranks
 from sbeval.registered import METADATA_VARIABLE
@@ -71,7 +71,7 @@ def _say_of_file(task: str, file: Path, of_file: Mapping[str, Any], settled: Map
         if chosen[key] is not None and chosen[key] != value:
             in_environment = key in given or key in (given.get(task) or {})
             source = METADATA_VARIABLE if in_environment else OPTION
-            _say(f"{task}: {key} is {shown(chosen[key])} from {source}, not {shown(value)} from {file.name}.")
+            _say(f"{task}: {key} is {brief(chosen[key])} from {source}, not {brief(value)} from {file.name}.")
     if kept := [key for key, value in of_file.items() if chosen[key] == value]:
         _say(f"{task}: {', '.join(kept)} from the metadata of {file.name}.")
 
@@ -79,4 +79,4 @@ def _say_of_file(task: str, file: Path, of_file: Mapping[str, Any], settled: Map
 def _say(sentence: str) -> None:
     if sentence not in _said:
         _said.add(sentence)
-        ranks.say(sentence)
+        ranks.print_on_rank_0(sentence)

@@ -69,7 +69,7 @@ class _Entmax15(torch.autograd.Function):
         return root.square()
 
     @staticmethod
-    @once_differentiable  # type: ignore[misc]
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         (root,) = ctx.saved_tensors
         product: Tensor = root * gradient
