@@ -46,6 +46,8 @@ SHOWN = {
             "texts/wikitext, stream: NLL",
             "RULER scores, task by task",
             "Copying a passage",
+            "sb\\_niah\\_single\\_1\\_forced: exact answers",
+            "sb\\_niah\\_single\\_2\\_forced: exact answers",
             "JSON keys and values",
             "Many-shot",
             "Attention: keys, weights, entropy",
