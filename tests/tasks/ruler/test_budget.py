@@ -56,6 +56,12 @@ def test_prompts_fill_the_longest_length(task_of, name):
     check_budget(task_of(name, "character"), 1.0, 5)
 
 
+@pytest.mark.parametrize("name", ["sb_many_shot_file", "sb_longbench2_short"])
+def test_pieces_whose_counts_do_not_add_up_are_counted_as_one_prompt(task_of, name):
+    for reach in (0.0, 0.4, 0.8):
+        check_budget(task_of(name, "sentencepiece"), reach, 5)
+
+
 def check_budget(task: Any, reach: float, index: int) -> None:
     """Compares a prompt's size, between the task's least length and the longest, with counts of the whole prompt."""
     index %= task.num_samples
