@@ -51,7 +51,9 @@ def test_prompts_fill_their_budget_and_no_more(task_of, name, kind, reach, index
     check_budget(task_of(name, kind), reach, index)
 
 
-@pytest.mark.parametrize("name", [*OF_EACH_KIND, *exhaustive(*sorted({*FILLED} - {*OF_EACH_KIND}))])
+@pytest.mark.parametrize(
+    "name", [*OF_EACH_KIND[1:2], *exhaustive(*(name for name in FILLED if name != OF_EACH_KIND[1]))]
+)
 def test_prompts_fill_the_longest_length(task_of, name):
     check_budget(task_of(name, "character"), 1.0, 5)
 
