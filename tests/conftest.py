@@ -54,8 +54,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     products: dict[str, list[tuple[pytest.Function, set[tuple[int, str]]]]] = {}
     for item in items:
-        parametrised = isinstance(item, pytest.Function) and item.get_closest_marker("exhaustive") is None
-        if parametrised and len(values := getattr(item, "callspec", _ALONE)._idlist) > 1:
+        whole = item.get_closest_marker("exhaustive") or item.get_closest_marker("every_combination")
+        if (
+            isinstance(item, pytest.Function)
+            and not whole
+            and len(values := getattr(item, "callspec", _ALONE)._idlist) > 1
+        ):
             products.setdefault(item.nodeid.partition("[")[0], []).append((item, {*enumerate(values)}))
     for combinations in products.values():
         missing = set.union(*(values for _, values in combinations))

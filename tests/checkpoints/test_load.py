@@ -107,6 +107,7 @@ def test_what_is_no_checkpoint_is_one_sentence(tmp_path: Path) -> None:
         load_checkpoint(save(tmp_path, {**config, "model_type": "banana"}, tensors))
 
 
+@pytest.mark.every_combination
 @pytest.mark.parametrize("kind", ["dolomite", "own", "llama"])
 @pytest.mark.parametrize(
     ("damage", "words"),

@@ -1,7 +1,10 @@
 """What cannot run is refused in one sentence before torch is imported, whatever the command."""
 
+import importlib.util
 import json
 import sys
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +13,7 @@ from source_tree import ROOT
 
 from sbeval.errors import UserError
 from sbeval.harness.options import option_errors_explained
+from tests.marks import exhaustive
 
 CHECKPOINT = ROOT / "sbeval" / "demo" / "checkpoints" / "rope"
 RUN = "run --model_args pretrained=x --tasks"
@@ -181,10 +185,11 @@ print(json.dumps(ended))
 """
 
 
-@pytest.fixture(scope="module")
-def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, str, bool]]:
-    """Exit code, what was printed to stdout and stderr, and whether torch is imported, of each command."""
-    folder = tmp_path_factory.mktemp("refused")
+Ended = tuple[int, str, str, bool]
+"""Exit code, what was printed to stdout and stderr, and whether torch was imported, of a command."""
+
+
+def ended(commands: Iterable[str], folder: Path) -> dict[str, Ended]:
     (folder / "models").mkdir()
     files = {
         "trained/checkpoint/config.json": '{"model_type": "llama"}',
@@ -198,26 +203,29 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str,
         (folder / name).write_text(text)
     names = sorted(path.name for path in folder.iterdir())
     environment = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hub"), "SBEVAL_CACHE": str(folder / "cache")}
-    commands = json.dumps([*SENTENCES, *PLAIN, *LATER])
-    process = run([sys.executable, "-c", IN_TURN, commands], folder=folder, environment=environment)
+    process = run([sys.executable, "-c", IN_TURN, json.dumps([*commands])], folder=folder, environment=environment)
     assert sorted(path.name for path in folder.iterdir()) == names
     return json.loads(process.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("command", [*SENTENCES, *PLAIN])
-def test_what_cannot_run_is_refused_without_torch(command: str, ended: dict[str, tuple[int, str, str, bool]]) -> None:
-    code, out, err, torch_imported = ended[command]
-    assert {**SENTENCES, **PLAIN}[command] in err
-    assert (code, out, len(err.splitlines()), torch_imported) == (1, "", 1, False)
+# one test of all, since commands that run in turn in one process cost a tenth of a start
+@pytest.mark.parametrize("commands", [SENTENCES, *exhaustive(PLAIN)], ids=["sbeval", "lm_eval"])
+def test_what_cannot_run_is_refused_in_one_sentence_without_torch(commands: dict[str, str], tmp_path: Path) -> None:
+    found = ended(commands, tmp_path)
+    assert {command: err for command, (_, _, err, _) in found.items() if commands[command] not in err} == {}
+    shapes = {command: (code, out, len(err.splitlines()), torch) for command, (code, out, err, torch) in found.items()}
+    assert {command: shape for command, shape in shapes.items() if shape != (1, "", 1, False)} == {}
 
 
-@pytest.mark.parametrize("command", LATER)
-def test_what_is_found_later_is_one_sentence_too(command: str, ended: dict[str, tuple[int, str, str, bool]]) -> None:
-    if "wandb" in command:
-        pytest.importorskip("wandb")
-    code, _, err, _ = ended[command]
-    assert LATER[command] in err.splitlines()[-1]
-    assert (code, "Traceback" in err) == (1, False)
+@pytest.mark.exhaustive
+def test_what_is_found_later_is_one_sentence_too(tmp_path: Path) -> None:
+    there = importlib.util.find_spec("wandb") is not None
+    later = {command: sentence for command, sentence in LATER.items() if there or "wandb" not in command}
+    found = ended(later, tmp_path)
+    last = {command: err.splitlines()[-1] for command, (_, _, err, _) in found.items()}
+    assert {command: line for command, line in last.items() if later[command] not in line} == {}
+    shapes = {command: (code, "Traceback" in err) for command, (code, _, err, _) in found.items()}
+    assert {command: shape for command, shape in shapes.items() if shape != (1, False)} == {}
 
 
 @pytest.mark.parametrize(

@@ -136,6 +136,7 @@ def test_a_second_run_reads_what_the_first_one_kept(monkeypatch: pytest.MonkeyPa
     assert np.array_equal(second.tokens(0, second.total_tokens), first.tokens(0, first.total_tokens))
 
 
+@pytest.mark.exhaustive
 def test_another_process_resolves_a_key_and_tokenises_in_parallel_although_lm_eval_turned_that_off(cache: Path) -> None:
     corpus = tokenize_corpus(corpus_of(TEXTS), tiny_tokenizer(), Layout((EOS,)))
     key = token_key(corpus, 11, 60)

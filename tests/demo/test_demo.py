@@ -89,6 +89,7 @@ def test_a_missing_checkpoint_is_named(tmp_path: Path) -> None:
         evaluation.require_checkpoint(tmp_path)
 
 
+@pytest.mark.exhaustive
 def test_stored_results_show_four_models_before_and_after_extension(tmp_path: Path) -> None:
     files = sorted(extension.unpack(tmp_path / "stored").rglob("results_*.json"))
     words = {"title": extension.TITLE, "labels": extension.LABELS}

@@ -256,6 +256,7 @@ def test_arguments_of_hf_that_may_change_a_number_set_answers_apart(checkpoint):
     }
 
 
+@pytest.mark.exhaustive
 def test_answers_of_a_model_in_memory_are_those_of_its_weights_now(checkpoint, metadata, tmp_path):
     folder = checkpoint("rope")
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)

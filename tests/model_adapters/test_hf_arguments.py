@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from sbeval.errors import UserError
 from sbeval.model_adapters.lm import StickBreakingLM
+from tests.marks import exhaustive
 from tests.model_adapters import small
 from tests.model_adapters.small import LINES as ALL_LINES
 
@@ -168,9 +169,9 @@ def test_a_model_that_is_loaded_already(checkpoint):
             ),
         ),
         {"batch_size": "auto:2", "max_batch_size": 4},
-        *({"device_map": "auto"}, {"add_bos_token": True}, {"tokenizer": "same folder"}, {"max_length": 30}),
-        *({"attn_implementation": "eager"}, {"prefix_token_id": 5}, {"logits_cache": False}),
-        {"think_end_token": "e", "enable_thinking": False},
+        *({"add_bos_token": True}, {"max_length": 30}, {"attn_implementation": "eager"}, {"prefix_token_id": 5}),
+        *exhaustive({"device_map": "auto"}, {"tokenizer": "same folder"}, {"logits_cache": False}),
+        *exhaustive({"think_end_token": "e", "enable_thinking": False}),
     ],
     ids=lambda options: next(iter(options)),
 )

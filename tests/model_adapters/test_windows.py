@@ -235,7 +235,7 @@ def test_a_device_without_events_is_waited_for():
 LENGTHS = st.lists(st.integers(1, 50), max_size=30).map(lambda lengths: sorted(lengths, reverse=True))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     lengths=LENGTHS,
     max_rows=st.none() | st.integers(1, 8),

@@ -32,6 +32,7 @@ def test_rulers_rule_stops_at_the_first_length_below_the_threshold(scores, text)
     assert ruler.absolute_effective_length(scores).text == text
 
 
+@pytest.mark.exhaustive
 def test_missing_tasks_are_named_in_the_summary_and_leave_the_own_length(tmp_path):
     tasks = [ruler_task(name, 4000, lengths=SHORT) for name in RULER_TASKS[:-2]]
     write_run(tmp_path / "r", model_record("stickbreaking"), tasks)

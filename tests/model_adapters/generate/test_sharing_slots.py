@@ -51,8 +51,8 @@ def test_a_text_whose_keys_are_nan_leaves_nothing_to_the_next_in_its_slot(model,
     assert not found[0]
 
 
-@pytest.mark.parametrize("drafts", [0, 3])
-@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("drafts", [3, *exhaustive(0)])
+@pytest.mark.parametrize("batch_size", [3, *exhaustive(1)])
 def test_requests_of_different_limits_and_stops_share_a_run(batch_size, drafts, checkpoint, in_slots):
     folder = checkpoint("rope")
     settings: list[dict[str, Any]] = [
@@ -71,6 +71,7 @@ def test_requests_of_different_limits_and_stops_share_a_run(batch_size, drafts, 
     assert len({len(answer) for answer in found}) > 3
 
 
+@pytest.mark.exhaustive
 def test_memory_that_runs_out_halves_the_slots_and_generates_nothing_twice(checkpoint, monkeypatch, in_slots):
     folder = checkpoint("llama")
     expected = answers(adapter(folder, batch_size=1))

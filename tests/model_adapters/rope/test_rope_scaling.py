@@ -15,6 +15,7 @@ from corpus_problems import sharpened
 from sbeval.errors import UserError
 from sbeval.model_adapters.lm import StickBreakingLM
 from sbeval.model_adapters.rope import RequestRope
+from tests.marks import exhaustive
 from tests.model_adapters.small import SIZES, Checkpoints, english, generated, likelihoods, load_lm, tiny_tokenizer
 
 SCALINGS: list[Any] = [
@@ -137,8 +138,10 @@ def fresh_scores(lm: StickBreakingLM, folder: Path, texts: Sequence[str]) -> lis
 KINDS = [pair for pair in itertools.product(ENTRIES, repeat=2) if pair != ("default", "default")]
 
 
-@pytest.mark.parametrize("kinds", KINDS, ids=" and ".join)
-@pytest.mark.parametrize("architecture", ["gemma3_text", "olmo3", "modernbert-decoder"])
+@pytest.mark.parametrize(
+    "kinds", [KINDS[0], KINDS[3], *exhaustive(*((kinds,) for kinds in (*KINDS[1:3], *KINDS[4:])))], ids=" and ".join
+)
+@pytest.mark.parametrize("architecture", ["gemma3_text", *exhaustive("olmo3", "modernbert-decoder")])
 def test_each_layers_own_scaling_follows_its_request_alone(
     architecture: str, kinds: tuple[str, str], tmp_path: Path
 ) -> None:

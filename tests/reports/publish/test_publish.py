@@ -46,6 +46,7 @@ def test_curves_hold_each_number_at_its_length_in_order_and_nothing_missing(resu
             assert all(map(math.isfinite, numbers.values()))
 
 
+@pytest.mark.exhaustive
 def test_wandb_offline_holds_the_curves(results: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wandb = pytest.importorskip("wandb")
     for name, value in {"WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path), "WANDB_SILENT": "true"}.items():
@@ -64,6 +65,7 @@ def test_wandb_offline_holds_the_curves(results: Results, tmp_path: Path, monkey
     assert len([*tmp_path.rglob("offline-run-*/run-*.wandb")]) == len(results.models)
 
 
+@pytest.mark.exhaustive
 def test_trackio_on_this_machine_holds_the_curves(folder: Path, results: Results, tmp_path: Path) -> None:
     pytest.importorskip("trackio")
     code = (  # a process of its own, since trackio reads its folder when it is imported

@@ -45,6 +45,7 @@ def first(results: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return report(results, tmp_path_factory.mktemp("first"), title="The first").parent
 
 
+@pytest.mark.exhaustive
 def test_a_user_s_file_of_a_report_s_name_is_named_and_stays(results: Path, written: list[str], tmp_path: Path) -> None:
     assert {Path(name).parent.name for name in written} == {"", "figures", "latex"}
     for number, name in enumerate(written):
@@ -162,6 +163,7 @@ def test_a_file_that_was_changed_or_put_beside_the_page_is_named_and_moved_aside
     report(results, tmp_path, title="The third")
 
 
+@pytest.mark.exhaustive
 def test_a_disk_full_at_any_write_leaves_the_old_or_the_new_files(results: Path, first: Path, tmp_path: Path) -> None:
     shutil.copytree(first, tmp_path, dirs_exist_ok=True)
     (tmp_path / "mine.txt").write_text("mine")

@@ -21,6 +21,7 @@ from sbeval.corpora.tokenizers import load_tokenizer
 from sbeval.scoring.requests import TargetLogprobs, TargetSequence, resolve_sequence
 from sbeval.tasks.recall.copying import WordList
 from sbeval.tasks.recall.task import Condition
+from tests.marks import exhaustive
 
 FORMS = ("sb_copy_passage", "sb_copy_selective", "sb_copy_phrase")
 
@@ -175,7 +176,7 @@ class KnowsTheWords(OnSequences):
         return np.array(logprobs, dtype=np.float32), np.zeros(len(logprobs), dtype=bool)
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", [FORMS[0], *exhaustive(*FORMS[1:])])
 def test_copying_is_all_it_takes_and_guessing_gives_the_level_of_a_guess(folder: Path, name: str) -> None:
     options = {"tokenizer": str(folder / "byte_level_bpe"), "context_lengths": [1500, 3000]}
     task = load_task(name, options)
