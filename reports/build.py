@@ -38,6 +38,7 @@ from sbeval.reports.kinds import (
     spans,
     suite,
 )
+from sbeval.reports.kinds.answered import fitting
 from sbeval.reports.read.files import Labels, Notes, Paths, Place, find_result_files
 from sbeval.reports.read.models import group_models, note_runs, text_names, with_one_set_of_targets
 from sbeval.reports.read.results import Results, tabulate_measurements
@@ -62,6 +63,7 @@ KINDS = (
     claimed.NUMBERS,
     claimed.CLAIMED,
     suite.INPUTS,
+    fitting.FITTING,
     answers.SAMPLES,
     suite.TABLES,
     runs.SPEED,

@@ -116,36 +116,43 @@ class BaseTask(ConfigurableTask):  # type: ignore[misc]
             raise UserError(f"{self.config.task} has no sample to run; raise --limit or num_samples.")
         return chosen
 
-    def keep_samples(self, chosen: Numbered, samples: Mapping[int, dict[str, Any]], count: int) -> Numbered:
-        """Replaces the task's `count` documents by finished samples; documents of other ranks keep only empty fields.
+    def keep_samples(self, chosen: Numbered, samples: Mapping[int, dict[str, Any]], indices: Iterable[int]) -> Numbered:
+        """Replaces the task's documents by finished samples; documents of other ranks keep only empty fields.
 
         Args:
             chosen: number and document of each sample of this rank.
             samples: the finished samples of this rank, by index.
-            count: number of all documents.
+            indices: indices of the samples of all documents, in order.
 
         Returns:
             The number and the finished sample of each chosen document.
         """
         blank = dict.fromkeys(next(iter(samples.values())))
-        self.keep_documents(samples.get(index, {**blank, "index": index}) for index in range(count))
+        self.keep_documents(samples.get(index, {**blank, "index": index}) for index in indices)
         return [(number, samples[int(document["index"])]) for number, document in chosen]
 
     def target_requests(
-        self, documents: Numbered, sequences: Sequence[TargetSequence], answer_tokens: Sequence[Sequence[int]] = ()
+        self,
+        documents: Numbered,
+        sequences: Sequence[TargetSequence],
+        answer_tokens: Sequence[Sequence[int]] = (),
+        counts: Sequence[int] | None = None,
     ) -> list[Instance]:
         """Returns one request for each sequence of tokens with targets.
 
-        The sequences are those of the first document, then those of the second, and so on, equally many for each
-        document. `answer_tokens` holds, for each sequence, the token counts of its answers. A model that reports only
-        sums of log-probabilities needs them to score the answers of a sequence separately.
+        Args:
+            documents: number and document of each sample.
+            sequences: those of the first document, then those of the second, and so on.
+            answer_tokens: for each sequence, the token counts of its answers. A model that reports only sums of
+                log-probabilities needs them to score the answers of a sequence separately.
+            counts: number of sequences of each document; None if all have equally many.
         """
-        requests = keep_sequences(sequences)
-        per_document = len(requests) // len(documents)
+        requests = iter(keep_sequences(sequences))
+        per_document = [len(sequences) // len(documents)] * len(documents) if counts is None else counts
         instances = [
             Instance(TARGET_LOGPROBS, document, request, place, metadata=(self.config.task, number, 1))
-            for index, (number, document) in enumerate(documents)
-            for place, request in enumerate(requests[index * per_document : (index + 1) * per_document])
+            for (number, document), count in zip(documents, per_document, strict=True)
+            for place, request in enumerate(itertools.islice(requests, count))
         ]
         for instance, tokens in zip(instances, answer_tokens or [()] * len(instances), strict=True):
             instance.cuts = functools.partial(itertools.accumulate, tokens)

@@ -34,7 +34,13 @@ class SettledLengths(NamedTuple):
 
 
 def settle_lengths(
-    task: str, requested: Sequence[int] | None, defaults: tuple[int, ...], *, hard: Limits, by_default: Limits = ()
+    task: str,
+    requested: Sequence[int] | None,
+    defaults: tuple[int, ...],
+    *,
+    hard: Limits,
+    by_default: Limits = (),
+    leave_out: bool = False,
 ) -> SettledLengths:
     """Returns the requested context lengths or, if the user requested none, the default lengths within all limits.
 
@@ -44,11 +50,16 @@ def settle_lengths(
         defaults: the task's default lengths in tokens, ascending.
         hard: limits that no length may exceed.
         by_default: limits that only default lengths must respect; a user may request longer ones.
+        leave_out: whether requested lengths that exceed a hard limit are left out, unless all do.
 
     Raises:
         UserError: a requested length exceeds a hard limit, or not even the shortest default length fits.
     """
     if requested is not None:
+        tightest = min(hard, key=lambda limit: limit.tokens, default=None)
+        if leave_out and tightest is not None and requested[0] <= tightest.tokens < requested[-1]:
+            scored = tuple(length for length in requested if length <= tightest.tokens)
+            return SettledLengths(scored, tuple(requested[len(scored) :]), tightest.because)
         for limit in hard:
             if requested[-1] > limit.tokens:
                 raise UserError(

@@ -97,7 +97,9 @@ class TaskOptions(Settings):
             if key not in known:
                 _check_shared(str(key), task, known, source)
 
-    def lengths_of(self, task: str, pretrained: object, *, thinking_tokens: int | None = None) -> SettledLengths:
+    def lengths_of(
+        self, task: str, pretrained: object, *, thinking_tokens: int | None = None, leave_out: bool = False
+    ) -> SettledLengths:
         """Returns the context lengths to run, and the default lengths that are too long for the model or the machine.
 
         The longest input of the model is the model argument `max_length` or, if that is not set, the context length in
@@ -108,6 +110,7 @@ class TaskOptions(Settings):
             task: its name, for errors.
             pretrained: the model's checkpoint, from its arguments.
             thinking_tokens: tokens of the longest input that are reserved for thinking; None reserves none.
+            leave_out: whether requested lengths that are too long are left out, as default lengths are.
 
         Raises:
             UserError: a requested length is too long for the model or for this machine's memory.
@@ -124,7 +127,7 @@ class TaskOptions(Settings):
                 because += f", {thinking_tokens} of which are reserved for thinking"
                 remedy = f"lower thinking_tokens, {remedy}"
             limits.append(Limit(max(0, longest - (thinking_tokens or 0)), because, remedy))
-        return settle_lengths(task, self.context_lengths, self.default_lengths, hard=limits)
+        return settle_lengths(task, self.context_lengths, self.default_lengths, hard=limits, leave_out=leave_out)
 
 
 class SampleOptions(TaskOptions):

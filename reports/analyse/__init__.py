@@ -11,5 +11,6 @@
 - `overview`: the verdicts and the table that compare all models, and warnings below the summary
 - `ruler`: RULER's averages and effective context lengths
 - `suite`: the table of ordinary lm-eval tasks: one row for each metric, one column for each model
+- `left_out`: samples left out or cut, since their prompts do not fit
 - `paired`: differences between two models on the same samples
 """

@@ -27,6 +27,7 @@ import numpy as np
 import pandas as pd
 
 from sbeval.reports.analyse.claims import Claims, LengthClaims
+from sbeval.reports.analyse.left_out import on_other_samples
 from sbeval.reports.analyse.paired import scores_by_length
 from sbeval.reports.analyse.ruler import TASKS, RulerScores, by_length, short_name
 from sbeval.reports.analyse.statistics import (
@@ -233,7 +234,10 @@ class CurveNumber:
 
 
 def curve_numbers(results: Results, claims: Claims, ruler: RulerScores) -> tuple[CurveNumber, ...]:
-    """Returns the numbers for all curves of all models: NLL on identical targets first, then RULER, then recall."""
+    """Returns the numbers for all curves of all models: NLL on identical targets first, then RULER, then recall.
+
+    Curves whose lengths have different samples, since some were left out, have none.
+    """
     order = {model.label: place for place, model in enumerate(results.models)}
     kinds = (_perplexity(results, claims), _ruler(results, ruler), _recall(results))
     return tuple(number for kind in kinds for number in sorted(kind, key=lambda number: order[number.setting]))
@@ -256,6 +260,8 @@ def _perplexity(results: Results, claims: Claims) -> Iterator[CurveNumber]:
 def _ruler(results: Results, ruler: RulerScores) -> Iterator[CurveNumber]:
     for label in dict.fromkeys(ruler.overall["setting"]):
         rows = ruler.scores[(ruler.scores["setting"] == label) & ruler.scores["ruler_task"].isin(TASKS)]
+        if on_other_samples(rows):
+            continue
         logged = {short_name(task): results[SAMPLE_SCORES].get((label, task)) for task in dict.fromkeys(rows["task"])}
         samples = [scores_by_length(scores, SCORE) for scores in logged.values() if scores is not None]
         area = score_area(by_length(ruler.overall, label), samples if len(samples) == len(logged) else ())
@@ -269,6 +275,8 @@ def _recall(results: Results) -> Iterator[CurveNumber]:
     rows = table[(table["family"] == "recall") & (table["metric"] == _RECALL_METRIC)]
     rows = rows.dropna(subset=["context_length_tokens"])
     for label, task in dict.fromkeys(rows[["setting", "task"]].itertuples(index=False, name=None)):
+        if on_other_samples(rows[(rows["setting"] == label) & (rows["task"] == task)]):
+            continue
         logged = results[SAMPLE_SCORES].get((label, task))
         samples = [scores_by_length(logged, _RECALL_METRIC)] if logged is not None else []
         area = score_area(by_length(rows[rows["task"] == task], label), samples)

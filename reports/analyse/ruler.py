@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
+from sbeval.reports.analyse.left_out import on_other_samples, samples_key
 from sbeval.reports.analyse.statistics import mean_interval, share_interval
 from sbeval.reports.read.fields import length_text, name_list, quote_name
 from sbeval.reports.read.models import EvaluatedModel
@@ -36,6 +37,7 @@ WEIGHTED_LENGTHS = (4096, 8192, 16384, 32768, 65536, 131072)
 ABSOLUTE_THRESHOLD = 0.856
 RELATIVE_THRESHOLD = 0.85
 NEAR_CHANCE = 0.10
+_NO_DIGESTS = pd.Series([], dtype=object)
 Scores = Mapping[int, float]
 """Context length to a score, or to an end of its interval."""
 
@@ -64,6 +66,9 @@ class EffectiveLength(NamedTuple):
     def shown_interval(self) -> tuple[str, str] | None:
         """The ends of the interval as shown on the page."""
         return self.interval and (at_least(self.interval[0]), at_least(self.interval[1]))
+
+
+OTHER_SAMPLES = EffectiveLength(text="n/a", reason="other samples were left at other lengths")
 
 
 def at_least(text: str) -> str:
@@ -127,9 +132,9 @@ def average(scores: pd.DataFrame, tasks: Sequence[str]) -> pd.DataFrame:
     """Averages each model's scores over those of `tasks` that it ran, at lengths at which it has a score for all these.
 
     Returns:
-        A table with columns setting (the model's label), context_length_tokens, value, ci95_low, ci95_high, and tasks
-        (number of tasks averaged). The interval assumes independent tasks; it is NaN if the score of some task has no
-        interval.
+        A table with columns setting (the model's label), context_length_tokens, value, ci95_low, ci95_high, tasks
+        (number of tasks averaged) and samples_sha256 (which samples were left, None for all). The interval assumes
+        independent tasks; it is NaN if the score of some task has no interval.
     """
     rows = []
     chosen = scores[scores["ruler_task"].isin(tasks)]
@@ -138,8 +143,9 @@ def average(scores: pd.DataFrame, tasks: Sequence[str]) -> pd.DataFrame:
         for length, at_length in of_model.groupby("context_length_tokens"):
             if at_length["ruler_task"].nunique() == complete:
                 interval = mean_interval(*(at_length[column] for column in ("value", "ci95_low", "ci95_high")))
-                rows.append((model, length, float(at_length["value"].mean()), *interval, complete))
-    columns = ["setting", "context_length_tokens", "value", "ci95_low", "ci95_high", "tasks"]
+                left = samples_key(at_length.sort_values("ruler_task").get("samples_sha256", _NO_DIGESTS))
+                rows.append((model, length, float(at_length["value"].mean()), *interval, complete, left))
+    columns = ["setting", "context_length_tokens", "value", "ci95_low", "ci95_high", "tasks", "samples_sha256"]
     return pd.DataFrame.from_records(rows, columns=columns)
 
 
@@ -304,8 +310,11 @@ def rate_ruler(measurements: pd.DataFrame, training_lengths: Mapping[str, int]) 
     """
     scores = ruler_scores(measurements)
     overall = average(scores, TASKS)
-    effective = {}
+    effective: dict[str, tuple[EffectiveLength, EffectiveLength]] = {}
     for label in dict.fromkeys(scores["setting"]):
+        if on_other_samples(scores[(scores["setting"] == label) & scores["ruler_task"].isin(TASKS)]):
+            effective[label] = (OTHER_SAMPLES, OTHER_SAMPLES)
+            continue
         means = by_length(overall, label)
         ends = by_length(overall, label, numbers="ci95_low"), by_length(overall, label, numbers="ci95_high")
         effective[label] = (

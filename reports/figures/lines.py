@@ -23,6 +23,7 @@ SHARES: dict[str, Any] = {"y_domain": (0.0, 1.0), "y_format": ".0%"}
 """Fields of `Axes` for a quantity between 0 and 100 percent."""
 
 _MEASURED = {"filter": "isValid(datum.y)"}
+_NO_BAND = {"low": None, "high": None}
 _BAND = {"type": "area", "opacity": 1, "fillOpacity": 0.16}
 _SEEDS = {"type": "rule", "strokeWidth": 3, "opacity": 0.75}
 
@@ -261,7 +262,8 @@ def length_domain(table: pd.DataFrame, looks: Mapping[str, Look]) -> tuple[int, 
 def length_rows(table: pd.DataFrame, order: Iterable[str], number_format: str, column: str = LENGTH) -> list[Row]:
     """Returns the rows of `line_figure`: one for each model and context length.
 
-    If a model lacks a length that other models have, `y` is None, so that the line of the model has a gap there.
+    If a model lacks a length that other models have, `y` is None, so that the line of the model has a gap there. There
+    is also a gap between two lengths whose numbers are of different samples (column `samples_sha256`, if there is one).
 
     Args:
         table: a table with columns setting (model label), value, ci95_low, ci95_high and `column`; tokens and clusters
@@ -278,10 +280,26 @@ def length_rows(table: pd.DataFrame, order: Iterable[str], number_format: str, c
         first, last = min(measured), max(measured)
         for length in every_length:
             if length in measured:
+                if (earlier := _last_measured(rows, label)) is not None and _other_samples(
+                    measured[earlier], measured[length]
+                ):
+                    rows.append({"setting": label, "x": math.sqrt(earlier * length), "y": None, **_NO_BAND})
                 rows.append(_row(label, length, measured[length], number_format))
             elif first < length < last:
-                rows.append({"setting": label, "x": length, "y": None, "low": None, "high": None})
+                rows.append({"setting": label, "x": length, "y": None, **_NO_BAND})
     return rows
+
+
+def _last_measured(rows: Sequence[Row], label: str) -> int | None:
+    """Returns the last length in the rows at which a model has a number; None if it has none."""
+    return next((row["x"] for row in reversed(rows) if row["setting"] == label and row["y"] is not None), None)
+
+
+def _other_samples(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two numbers of a curve are of different samples."""
+    digests = [number.get("samples_sha256") for number in (one, other)]
+    known = [digest if isinstance(digest, str) else None for digest in digests]
+    return known[0] != known[1]
 
 
 def _row(label: str, length: int, number: Mapping[str, Any], number_format: str) -> dict[str, Any]:

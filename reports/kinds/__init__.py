@@ -13,6 +13,7 @@ Each file reads the data, draws the figures and builds the section, or several s
 - `ruler`: RULER scores against context length
 - `recall`: recall probes
 - `spans`: attention spans, as means and for every layer and head
+- `answered`: tasks whose samples are questions with answers
 - `answers`: single documents and answers from the samples files
 - `suite`: ordinary lm-eval tasks, side by side and by input length, and the paper's tables
 - `runs`: speed and memory of each run, provenance of every number, and notes on data that was left out

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from sbeval.reports.analyse.left_out import unfit_sentence
 from sbeval.reports.analyse.panels import safe_stem
 from sbeval.reports.analyse.ruler import TASKS, short_name
 from sbeval.reports.analyse.statistics import score_interval
@@ -49,13 +50,17 @@ def _section(material: Material) -> Section | None:
         low, high = int(of_task["samples"].min()), int(of_task["samples"].max())
         counts = str(low) if low == high else f"{low} to {high}"
         explanation = f"{counts} {'sample' if high == 1 else 'samples'} per cell."
+        measured = material.results.measurements
+        of_figure = measured[(measured["task"] == task) & measured["setting"].isin(labels)].dropna(subset=[LENGTH])
+        explanation = f"{explanation} {unfit_sentence(of_figure)}".strip()
         caption = Caption(
             title=short_name(task),
             finding="; ".join(_finding(label, of_task[of_task["setting"] == label]) for label in labels[:4]) + ".",
             explanation=explanation,
             subtitle=f"score in percent; {explanation}",
         )
-        spec = _heatmaps(of_task, labels, caption)
+        left = {(row["setting"], int(row[LENGTH])): row["samples_sha256"] for row in records(of_figure)}
+        spec = _heatmaps(of_task, labels, caption, left)
         stem = f"needles-{safe_stem(caption.title)}"
         folded = len(figures) >= _SHOWN
         figures.append(material.figure({"score": spec}, stem, caption, wide=True, folded=folded))
@@ -122,8 +127,13 @@ def _means_over_depths(cells: pd.DataFrame) -> dict[int, tuple[float, float]]:
     return {int(str(length)): (score / count, count) for length, score, count in sums.itertuples(name=None)}
 
 
-def _heatmaps(cells: pd.DataFrame, models: Sequence[str], caption: Caption) -> dict[str, Any]:
-    """Returns the Vega-Lite specification of one task: for each model a heat map, and above it the mean over depths."""
+def _heatmaps(
+    cells: pd.DataFrame, models: Sequence[str], caption: Caption, left: Mapping[tuple[str, int], object]
+) -> dict[str, Any]:
+    """Returns the Vega-Lite specification of one task: for each model a heat map, and above it the mean over depths.
+
+    `left` maps a model and a context length to the hash of the samples there; it is no text if no sample was left out.
+    """
     x = length_bands(column_values(cells))
     panels = {}
     for label in models:
@@ -133,7 +143,8 @@ def _heatmaps(cells: pd.DataFrame, models: Sequence[str], caption: Caption) -> d
         numbers = len(models) <= NUMBERED_AT_MOST
         y_title = "needle depth (% from the start)"
         panel = grid(drawn, x, rows=depths, y_title=y_title, shades=SCORES, tooltip=_TOOLTIP, numbers=numbers)
-        panels[label] = above(panel, _means(of_model, x))
+        digests = {length: digest for (model, length), digest in left.items() if model == label}
+        panels[label] = above(panel, _means(of_model, x, digests))
     return heatmaps(panels, caption)
 
 
@@ -150,11 +161,15 @@ def _cell(cell: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _means(cells: pd.DataFrame, x: Mapping[str, Any]) -> dict[str, Any]:
-    means = [
-        {"length": length_text(length), "score": mean, "score_text": f"{mean:.1%}", "samples_text": f"{count:,.0f}"}
-        for length, (mean, count) in _means_over_depths(cells).items()
-    ]
+def _means(cells: pd.DataFrame, x: Mapping[str, Any], digests: Mapping[int, object]) -> dict[str, Any]:
+    means: list[dict[str, Any]] = []
+    stretch, last = 0, ""
+    for length, (mean, count) in _means_over_depths(cells).items():
+        digest = digest if isinstance(digest := digests.get(length), str) else ""
+        stretch += bool(means) and digest != last  # lengths with other samples are another line
+        last = digest
+        shown = {"score_text": f"{mean:.1%}", "samples_text": f"{count:,.0f}"}
+        means.append({"length": length_text(length), "score": mean, "stretch": stretch, **shown})
     axis = {"values": [0, 0.5, 1], "format": ".0%"}
     y = {"field": "score", "type": "quantitative", "title": "mean", "scale": {"domain": [0, 1]}, "axis": axis}
     tooltip = tooltip_fields({"length": "context", "score_text": "mean score", "samples_text": "samples"})
@@ -163,5 +178,8 @@ def _means(cells: pd.DataFrame, x: Mapping[str, Any]) -> dict[str, Any]:
         "height": _MEAN_HEIGHT_PIXELS,
         "data": {"values": means},
         "encoding": {"x": {**x, "axis": None}, "y": y},
-        "layer": [{"mark": {"type": "line", "style": "ink-line"}}, {"mark": points, "encoding": {"tooltip": tooltip}}],
+        "layer": [
+            {"mark": {"type": "line", "style": "ink-line"}, "encoding": {"detail": {"field": "stretch"}}},
+            {"mark": points, "encoding": {"tooltip": tooltip}},
+        ],
     }

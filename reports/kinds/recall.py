@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
+from sbeval.reports.analyse.left_out import unfit_cell, unfit_sentence
 from sbeval.reports.analyse.panels import safe_stem
 from sbeval.reports.analyse.ruler import by_length
 from sbeval.reports.analyse.statistics import share_interval
@@ -16,7 +17,7 @@ from sbeval.reports.figures.labels import Caption
 from sbeval.reports.figures.lines import SHARES, Axes, length_domain, length_rows, line_figure, with_seeds
 from sbeval.reports.figures.theme import Look
 from sbeval.reports.read.fields import first_listed, length_text, quote_name, ranked
-from sbeval.reports.read.results import column_values
+from sbeval.reports.read.results import column_values, records
 from sbeval.reports.section import Cell, Figure, Kind, Material, Section, Table, interval
 
 _SOLVED = 0.99
@@ -163,7 +164,7 @@ def _figure(
     if len(guesses) and guesses.max() == guesses.min():
         levels[float(guesses.max())] = "chance"
     finding = _finding(exact, order, counted)
-    explanation = _TASKS.get(task, ("", ""))[1]
+    explanation = f"{_TASKS.get(task, ('', ''))[1]} {unfit_sentence(exact)}".strip()
     caption = Caption(title=_title(task, fixed), finding=finding, explanation=explanation)
     axes = Axes(
         x_title=f"{counted} (log scale)" if counted else "context length (tokens, log scale)",
@@ -207,12 +208,13 @@ def _table(task: str, scores: pd.DataFrame, fixed: str, counted: str | None, lab
     for label in labels:
         values, lows, highs = (by_length(exact, label, column, end) for end in ("value", "ci95_low", "ci95_high"))
         answers = by_length(scores[scores["metric"] == "answer_nll"], label, column)
+        unfit = {int(row[column]): unfit_cell(row) for row in records(exact[exact["setting"] == label])}
         cells = {
             count: Cell(
                 f"{value:.1%}",
                 interval=interval(lows[count], highs[count], ".1%"),
                 bold=value == best.get(count),
-                small=(f"{answers[count]:.3f} nats",) if count in answers else (),
+                small=(*((f"{answers[count]:.3f} nats",) if count in answers else ()), *unfit[count]),
             )
             for count, value in values.items()
         }

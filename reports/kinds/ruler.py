@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 
 from sbeval.reports.analyse import ruler as analysis
+from sbeval.reports.analyse.left_out import unfit_cell, unfit_sentence
 from sbeval.reports.analyse.paired import PairedDifference, ruler_differences
 from sbeval.reports.analyse.panels import safe_stem
 from sbeval.reports.analyse.ruler import ABSOLUTE_THRESHOLD, RELATIVE_THRESHOLD, TASKS, RulerScores, by_length
@@ -21,7 +22,7 @@ from sbeval.reports.figures.lines import (
 )
 from sbeval.reports.figures.theme import Look
 from sbeval.reports.read.fields import first_listed, length_text, listed, quote_name
-from sbeval.reports.read.results import TaskKey, column_values
+from sbeval.reports.read.results import LENGTH, TaskKey, column_values, records
 from sbeval.reports.read.samples import SAMPLE_SCORES, SampleScores
 from sbeval.reports.section import NOT_MEASURED, Cell, Figure, Kind, Material, Section, Table, interval, verdict
 
@@ -46,7 +47,7 @@ def _section(material: Material) -> Section | None:
             if alike.tasks not in drawn and not (means := analysis.average(alike.scores, alike.tasks)).empty:
                 drawn.add(alike.tasks)
                 lacking = analysis.without_mean(alike.scores, alike.tasks)
-                explanation = f"{alike.explanation} {lacking}".strip()
+                explanation = f"{alike.explanation} {lacking} {unfit_sentence(alike.scores)}".strip()
                 figures.append(_average_figure(material, looks, alike.name or average_name, means, explanation))
     averaged = [alike.scores["setting"].nunique() for alike in analysis.averaged_alike(scores, TASKS)]
     alone = "No average over tasks compares the models, since no task was run with all of them."
@@ -93,7 +94,8 @@ def _grid_figure(material: Material, looks: Mapping[str, Look], grid: Mapping[st
     caption = Caption(
         title="RULER, task by task",
         finding=_grid_finding(grid, list(looks)),
-        explanation=f"{len(grid)} of RULER's 13 tasks on the same axes. Dotted lines mark training lengths.",
+        explanation=f"{len(grid)} of RULER's 13 tasks on the same axes. Dotted lines mark training lengths. "
+        f"{unfit_sentence(pd.concat(list(grid.values())))}".strip(),
         subtitle="score against context length (tokens, log scale)",
     )
     everything = pd.concat(list(grid.values()), ignore_index=True)
@@ -214,8 +216,11 @@ def _scores_table(scores: pd.DataFrame, labels: Sequence[str]) -> Table:
     rows = []
     for label in labels:
         for task in (*TASKS, *analysis.ALIAS_SHARES):
-            if values := by_length(scores[scores["ruler_task"] == task], label):
-                cells = {length: f"{value:.1%}" for length, value in values.items()}
+            of_task = scores[(scores["ruler_task"] == task) & (scores["setting"] == label)]
+            if not of_task.empty:
+                cells = {
+                    int(row[LENGTH]): Cell(f"{row['value']:.1%}", small=unfit_cell(row)) for row in records(of_task)
+                }
                 rows.append((Cell(f" {task}", name=label), cells))
     aside = f"Not RULER's score, and in no average: {analysis.ALIAS_TEXT}." if analysis.apart(scores) else ""
     return Table.by_length(

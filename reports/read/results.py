@@ -200,7 +200,15 @@ def _corpus(number: Measurement) -> str | None:
 def _samples(number: Measurement) -> float | None:
     """Returns how many samples a number is computed from; None for perplexity, computed from tokens and documents."""
     record = number.task.record
-    return None if record and record.family == "perplexity" else number.task.samples_used
+    if record and record.family == "perplexity":
+        return None
+    fitting = record and record.fitting_samples
+    return fitting.get(str(number.length)) if fitting else number.task.samples_used
+
+
+def _at_length(field: str) -> Callable[[Measurement], Any]:
+    """Returns a function that reads the value of a number's context length from a field of the task's record."""
+    return lambda number: (getattr(number.task.record, field, None) or {}).get(str(number.length))
 
 
 COLUMNS = (
@@ -222,6 +230,9 @@ COLUMNS = (
     Column("tokens", lambda number: number.beside("tokens"), DECIMAL),
     Column("clusters", lambda number: number.beside("clusters"), DECIMAL),
     Column("samples", _samples, DECIMAL),
+    Column("left_out_samples", _at_length("left_out_samples"), WHOLE),
+    Column("cut_samples", _at_length("cut_samples"), WHOLE),
+    Column("samples_sha256", _at_length("samples_sha256")),
     Column("few_shot", lambda number: number.task.few_shot, WHOLE, key=True),
     Column("higher_is_better", lambda number: number.task.higher_is_better.get(number.metric)),
     *(Column(name, _recorded(name)) for name in ("bos", "separator", "targets_per_window", "targets_sha256")),

@@ -120,6 +120,13 @@ class TaskRecord(_Record):
         scripts: "nvidia" if RULER's prompts are filled and worded as in NVIDIA's scripts, else None.
         answer_prefix: whether the prompt contains the beginning of the answer; None if the task generates no answers or
             did not record it.
+        too_long: what became of samples whose prompt did not fit a length: "leave_out" or "truncate"; None if such a
+            length was left out for all samples, or if the task has no such samples.
+        fitting_samples: with "leave_out", for each length (as text), the number of samples scored there.
+        left_out_samples: with "leave_out", for each length (as text), the number of samples left out there.
+        samples_sha256: for each length (as text) at which samples were left out, a hash of the samples scored there.
+            Numbers at two lengths are of the same samples only if these are equal.
+        cut_samples: with "truncate", for each length (as text), the number of samples whose text lost its middle.
         added_tokens: only with `rolling`, which scores these tokens as lm-eval does: the `prefix` and `suffix` (BOS,
             EOS) that the tokenizer adds around every document, after the BOS that is always the first input; None if it
             adds nothing.
@@ -149,6 +156,11 @@ class TaskRecord(_Record):
     lm_eval_version: str | None = None
     scripts: str | None = None
     answer_prefix: bool | None = None
+    too_long: str | None = None
+    fitting_samples: dict[str, int] | None = None
+    left_out_samples: dict[str, int] | None = None
+    samples_sha256: dict[str, str] | None = None
+    cut_samples: dict[str, int] | None = None
     added_tokens: dict[str, list[str]] | None = None
 
 

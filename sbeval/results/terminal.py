@@ -38,6 +38,8 @@ def compact_table(
         tables.append(_nll_table({name: (nll[name], _by_length(rows[name], "nll_ci95")) for name in side_by_side}))
     if scores:
         tables.append(_score_table({title: values for shares in scores.values() for title, values in shares.items()}))
+    if column == "results" and (unfit := _unfit_table(results.get("configs") or {}, rows)):
+        tables.append(unfit)
     without_lengths = {name: row for name, row in rows.items() if name not in nll and name not in scores}
     # keys of numbers are "metric,filter"; a group without numbers has no such key
     if rest := {name: row for name, row in without_lengths.items() if any("," in key for key in row)}:
@@ -83,6 +85,26 @@ def _score_table(tasks: Mapping[str, Mapping[int, Any]]) -> str:
     lengths = sorted({length for values in tasks.values() for length in values})
     header = ["score at context", *(f"{length:,}" for length in lengths)]
     lines = [[name, *(_number(values.get(length)) for length in lengths)] for name, values in tasks.items()]
+    return _aligned([header, *lines], left=1)
+
+
+def _unfit_table(configs: Mapping[str, Any], tasks: Iterable[str]) -> str:
+    """Returns the table of samples that were left out or cut, since their prompts do not fit; "" if none was."""
+    counts: dict[str, dict[int, int]] = {}
+    for task in tasks:
+        metadata = (configs.get(task) or {}).get("metadata")
+        record = metadata.get("sbeval") if isinstance(metadata, Mapping) else None
+        for field, words in (("left_out_samples", "left out"), ("cut_samples", "cut")):
+            by_length = (record or {}).get(field) or {}
+            if any(by_length.values()):
+                counts[f"{task}, {words}"] = {int(length): count for length, count in by_length.items()}
+    if not counts:
+        return ""
+    lengths = sorted({length for by_length in counts.values() for length in by_length})
+    header = ["samples that do not fit", *(f"{length:,}" for length in lengths)]
+    lines = [
+        [name, *(f"{row[length]:,}" if length in row else _NONE for length in lengths)] for name, row in counts.items()
+    ]
     return _aligned([header, *lines], left=1)
 
 

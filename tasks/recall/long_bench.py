@@ -1,67 +1,25 @@
 """LongBench v2: questions on long texts with four choices, which one forward pass scores by log-likelihood.
 
 After Bai et al., *LongBench v2* (arXiv 2412.15204), with lm-eval's data and wording. As in the paper, the middle of a
-text that is too long is removed, and every question is asked a second time without its text.
+text that is too long is removed (`too_long` changes that), and every question is asked a second time without its text.
 """
 
-import dataclasses
 import functools
 from typing import Any, ClassVar
 
 import jinja2
-import numpy as np
-from numpy.typing import NDArray
 
 from sbeval.errors import UserError
 from sbeval.tasks.draws import seeded_order
 from sbeval.tasks.recall.many_shot import LabelTask
 from sbeval.tasks.recall.options import LongBenchOptions
 from sbeval.tasks.recall.questions import LETTERS, Question, load_questions
-from sbeval.tasks.ruler.drafts import Draft, Frame, Generator, prompt_text
+from sbeval.tasks.ruler.cut import CutDraft
+from sbeval.tasks.ruler.drafts import Frame, Generator, prompt_text
 from sbeval.tasks.ruler.task import SizesByLength
 from sbeval.tasks.ruler.wording import long_bench_wording
-from sbeval.tasks.tokens import TokenCounter
 
 _CUE = "Answer:"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class CutDraft(Draft):
-    """A sample with a text whose middle may be removed; it is shortened or extended in units of one token.
-
-    Attributes:
-        starts: first character of each token, int64 [tokens].
-        stops: the character after each token, int64 [tokens].
-    """
-
-    text: str
-    starts: NDArray[np.int64]
-    stops: NDArray[np.int64]
-    counter: TokenCounter
-
-    def body(self, units: int) -> str:
-        """Returns the text without its middle: the first half and the last half of `units` tokens."""
-        if units >= len(self.starts):
-            return self.text
-        first, last = (units + 1) // 2, len(self.starts) - units // 2
-        begin = self.text[: self.stops[first - 1]] if first else ""
-        return begin + (self.text[self.starts[last] :] if last < len(self.starts) else "")
-
-    def body_tokens(self, units: int) -> int:
-        """Counts the tokens of the shortened text."""
-        before, after = self.body_ends()
-        around, whole = self.counter.encode([before + after, before + self.body(units) + after], special_tokens=False)
-        return len(whole) - len(around)
-
-    def units_within(self, tokens: int) -> int:
-        """Returns how many tokens of the text can be kept so that the shortened text has at most `tokens` tokens.
-
-        The text's beginning and end are joined and tokenised together, since tokens may change where they meet.
-        """
-        units = min(max(0, tokens), len(self.starts))
-        while units > 0 and (over := self.body_tokens(units) - tokens) > 0:
-            units = max(0, units - over)
-        return units
 
 
 class LongBenchGenerator(Generator):
@@ -72,6 +30,7 @@ class LongBenchGenerator(Generator):
 
     options: LongBenchOptions
     labels = LETTERS
+    alike = False
 
     @functools.cached_property
     def _questions(self) -> list[Question]:
@@ -99,19 +58,14 @@ class LongBenchGenerator(Generator):
         entry = self._questions[index]
         (opening, behind, *_) = long_bench_wording()
         closing = jinja2.Template(behind).render(question=entry.question, choices=entry.choices)
-        _, starts, stops = self.counter.encode_with_offsets(entry.text)
-        inside = stops > starts
-        return CutDraft(
+        return CutDraft.of_text(
+            entry.text,
+            self.counter,
+            whole=self.options.too_long != "truncate",
             references=[entry.right],
             answer_prefix=_CUE,
             opening=[opening],
             closing=closing.removesuffix(_CUE),
-            least_units=0,
-            most_units=int(inside.sum()),
-            text=entry.text,
-            starts=starts[inside],
-            stops=stops[inside],
-            counter=self.counter,
         )
 
 

@@ -182,13 +182,16 @@ class LabelTask(RulerTask):
         shared = shared_start([alone, *behind])
         trunk = behind[0][: shared_start(behind)]
         self.tree = LabelTree([tuple(tokens[len(trunk) :]) for tokens in behind])
-        sequences = []
+        sequences: list[TargetSequence] = []
+        counts = []
         for _, doc in documents:
+            before = len(sequences)
             for prompt in self.prompts(doc["index"], sizes, frame):
                 (tokens,) = self.counter.encode([prompt], special_tokens=True)
                 tokens = tokens[: len(tokens) - len(alone) + shared] + trunk[shared:]
                 sequences += self.tree.sequences(np.array(tokens, dtype=np.int64))
-        return self.target_requests(documents, sequences)
+            counts.append(len(sequences) - before)
+        return self.target_requests(documents, sequences, counts=counts)
 
     def process_results(self, doc: Mapping[str, Any], results: Sequence[Any]) -> dict[str, float]:
         """Returns the metrics of one sample at every length."""

@@ -8,7 +8,7 @@ from sbeval.settings import MOST_COUNTED, Count, Counted, Counts, Expected, Path
 from sbeval.tasks.metadata import SampleOptions, doublings
 from sbeval.tasks.perplexity.options import CorpusOptions
 from sbeval.tasks.recall.sequences import LENGTH_TOKENS, PAIRS, VOCABULARY
-from sbeval.tasks.ruler.options import PlacedOptions, RulerOptions
+from sbeval.tasks.ruler.options import PlacedOptions, RulerOptions, TooLong
 
 CUE_WORDS = 3
 SHORTEST_DISTANCE = 128
@@ -149,6 +149,12 @@ class LongBenchOptions(RulerOptions):
 
     title = "LongBench v2 by length: sb_longbench2"
 
+    too_long: TooLong = Field(
+        default="truncate",
+        description='What becomes of a question whose text does not fit: "truncate" removes its middle as the '
+        'benchmark\'s authors do, "leave_out" leaves the question out at that length, and "refuse" leaves the length '
+        "out.",
+    )
     stratum: Literal["short", "medium", "long"] = Field(description="Length class of the texts.")
     longbench2: PathText | None = Field(default=None, description="Local copy of LongBench v2; None takes the hub's.")
 

@@ -134,7 +134,7 @@ class RecallTask(BaseTask):
             rows[index] = {"index": index, "answer_tokens": tokens}
             sequences += [probe.sequence for probes in by_condition for probe in probes]
             answer_tokens += itertools.chain.from_iterable(tokens)
-        documents = self.keep_samples(selected, rows, self.options.num_samples)
+        documents = self.keep_samples(selected, rows, range(self.options.num_samples))
         self._instances = self.target_requests(documents, sequences, answer_tokens)
 
     def process_results(self, doc: Mapping[str, Any], results: Sequence[TargetLogprobs]) -> dict[str, float]:

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,6 +70,10 @@ class Draft(ABC):
         """Returns the positions of the segments that the question is about: body tokens before each, and percents."""
         return [], []
 
+    def cut_tokens(self, units: int) -> int:
+        """Returns how many tokens of the sample's text its body with `units` units lacks; 0 for text made to fill."""
+        return 0
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ListDraft(Draft):
@@ -124,7 +128,12 @@ class Generator(ABC):
         task: its name, which is part of every seed.
         counter: counts tokens with the model's tokenizer.
         generated_tokens: tokens of each context length that are reserved for the answer.
+
+    Attributes:
+        alike: whether samples need about equally many tokens. Samples made of texts of any length do not.
     """
+
+    alike: ClassVar[bool] = True
 
     def __init__(self, options: Any, *, task: str, counter: TokenCounter, generated_tokens: int = 0) -> None:
         self.options = options

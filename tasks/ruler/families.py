@@ -117,7 +117,7 @@ class ForcedNiahTask(NiahTask):
                 sequences += [
                     answer_sequence(self.counter, text + answer_start, f" {value}") for text in (prompt, replaced)
                 ]
-        return self.target_requests(documents, sequences)
+        return self.target_requests(documents, sequences, counts=[2 * len(doc["lengths"]) for _, doc in documents])
 
     def process_results(self, doc: Mapping[str, Any], results: Sequence[Any]) -> dict[str, float]:
         """Returns the metrics of one sample at every length."""

@@ -22,6 +22,7 @@ from sbeval.tasks.draws import NeedleType
 from sbeval.tasks.metadata import SampleOptions, doublings
 
 GRID_DEPTHS = 11
+TooLong = Literal["refuse", "leave_out", "truncate"]
 
 
 class RulerOptions(SampleOptions):
@@ -50,6 +51,11 @@ class RulerOptions(SampleOptions):
     scripts: Literal["nvidia"] | None = Field(
         default=None,
         description='"nvidia" fills and words prompts as NVIDIA\'s scripts do; None fills prompts to their budget.',
+    )
+    too_long: TooLong = Field(
+        default="refuse",
+        description='What becomes of a sample whose prompt does not fit a length: "refuse" leaves the length out for '
+        'all samples, "leave_out" leaves the sample out there, and "truncate" removes the middle of its text.',
     )
 
 

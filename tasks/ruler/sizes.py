@@ -9,18 +9,22 @@ import dataclasses
 import hashlib
 import importlib.metadata
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from sbeval.errors import UserError
 from sbeval.keeping.cache import cache_folder, keep_table, read_table
+from sbeval.tasks.ruler.cut import CutDraft
 from sbeval.tasks.ruler.drafts import Draft, Frame, Generator, prompt_text
+from sbeval.tasks.ruler.options import TooLong
 from sbeval.tasks.tokens import cached_counts
 
 CHECKED_EVERY = 50
+_COUNTED_TOGETHER = 64  # prompts, so that the longest texts need little memory
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,6 +37,7 @@ class PromptSize:
         prompt_tokens: token count of the whole prompt, BOS included.
         depths_tokens: number of prompt tokens before each segment, such as a needle, that the question is about.
         depths_percent: depths of these segments in the haystack, in percent.
+        cut_tokens: number of tokens of the sample's text that were removed, so that the prompt fits.
     """
 
     index: int
@@ -40,6 +45,7 @@ class PromptSize:
     prompt_tokens: int
     depths_tokens: list[int]
     depths_percent: list[float]
+    cut_tokens: int = 0
 
 
 class PromptFiller(NamedTuple):
@@ -63,16 +69,20 @@ class PromptFiller(NamedTuple):
     def sizes(self, indices: Iterable[int]) -> dict[int, PromptSize]:
         """Returns the size of each sample by index; a sample's size does not depend on the other indices.
 
+        With `too_long` "leave_out", samples that do not fit are absent.
+
         Raises:
             UserError: the context length is below the task's minimum.
         """
         sizes = self._full_sizes(list(indices))
         generator = self.task.generator
         steps = generator.steps(self.context_length) if generator.options.scripts is not None else None
-        if steps is None:
+        if steps is None or (first := sizes.get(0) or self._full_sizes([0]).get(0)) is None:
             return sizes
-        first = sizes.get(0) or self._full_sizes([0])[0]
-        return {i: self._shortened(size, steps.within(size.units, first.units)) for i, size in sizes.items()}
+        return {
+            i: size if size.cut_tokens else self._shortened(size, steps.within(size.units, first.units))
+            for i, size in sizes.items()
+        }
 
     def _draft(self, index: int) -> Draft:
         return self.task.generator.draft(index, self.context_length)
@@ -89,7 +99,10 @@ class PromptFiller(NamedTuple):
         return self._size(size.index, draft, units, tokens, self._tokens_around({size.index: draft})[0][size.index])
 
     def _full_sizes(self, indices: Sequence[int]) -> dict[int, PromptSize]:
-        """Returns, by index, the size of each sample with as many units as the token budget allows."""
+        """Returns, by index, the size of each sample with as many units as the token budget allows.
+
+        A sample that does not fit with its fewest units is absent, cut or an error, as `too_long` says.
+        """
         checks = {i - i % CHECKED_EVERY for i in indices}
         drafts = {i: self._draft(i) for i in dict.fromkeys([*indices, *sorted(checks)])}
         self._count_together(drafts.values())
@@ -102,19 +115,59 @@ class PromptFiller(NamedTuple):
         for i in indices:
             if i - i % CHECKED_EVERY in inexact:
                 units[i], tokens[i] = self._search_units(drafts[i], units[i])
-        if any(tokens[i] > self.budget for i in indices):
-            raise UserError(needs_at_least(self.task.name, self.minimum_length(indices), [self.context_length]))
-        return {i: self._size(i, drafts[i], units[i], tokens[i], before[i]) for i in indices}
+        over = [i for i in indices if tokens[i] > self.budget]
+        for i in over:  # a sum of counts may be too large where the whole prompt is not
+            units[i], tokens[i] = self._search_units(drafts[i], units[i])
+        sizes = {}
+        for i in indices:
+            if tokens[i] <= self.budget:
+                sizes[i] = self._size(i, drafts[i], units[i], tokens[i], before[i])
+            elif self.task.too_long == "truncate":
+                sizes[i] = self._cut_size(i, drafts[i], tokens[i])
+            elif self.task.too_long == "refuse":
+                raise self._too_short(indices)
+        return sizes
+
+    def _too_short(self, indices: Iterable[int]) -> UserError:
+        return UserError(needs_at_least(self.task.name, self.minimum_length(indices), [self.context_length]))
+
+    def _cut_size(self, index: int, draft: Draft, tokens: int) -> PromptSize:
+        """Returns the size of a sample without the middle of its text; `tokens` are those of the prompt with it."""
+        cut = CutDraft.of_draft(draft, self.task.generator.counter)
+        units, kept = self._search_units(cut, max(1, len(cut.starts) - (tokens - self.budget)))
+        if kept > self.budget:
+            raise self._too_short([index])
+        return PromptSize(
+            index=index,
+            units=units,
+            prompt_tokens=kept,
+            depths_tokens=[],
+            depths_percent=[],
+            cut_tokens=cut.cut_tokens(units),
+        )
 
     def minimum_length(self, indices: Iterable[int]) -> int:
-        """Returns the smallest context length in tokens that each of these samples fits with its fewest units.
+        """Returns the smallest context length in tokens that each of these samples fits (`minimum_lengths`)."""
+        return int(self.minimum_lengths(indices).max())
 
-        The result is right only if the task's examples are as long at that context length as at this one: some tasks
-        use shorter examples at short lengths.
+    def minimum_lengths(self, indices: Iterable[int]) -> NDArray[np.int64]:
+        """Returns the context length in tokens that each sample needs, int64 [indices].
+
+        A sample has its fewest units; if texts may be cut (`too_long` "truncate"), it has no text. The result is right
+        only if the task's examples are as long at that context length as at this one: some tasks use shorter examples
+        at short lengths.
         """
-        drafts = [self._draft(i) for i in indices]
-        prompts = [prompt_text(draft, draft.least_units, self.frame) for draft in drafts]
-        return int(self.task.generator.counter.count(prompts).max()) + self.context_length - self.budget
+        counts = [self.task.generator.counter.count(prompts) for prompts in self._least_prompts(indices)]
+        return np.concatenate(counts) + self.context_length - self.budget
+
+    def _least_prompts(self, indices: Iterable[int]) -> Iterator[list[str]]:
+        listed = list(indices)
+        for start in range(0, len(listed), _COUNTED_TOGETHER):
+            drafts = [self._draft(i) for i in listed[start : start + _COUNTED_TOGETHER]]
+            if self.task.too_long == "truncate":
+                yield ["".join([self.frame.head, *draft.opening, self.frame.end(draft)]) for draft in drafts]
+            else:
+                yield [prompt_text(draft, draft.least_units, self.frame) for draft in drafts]
 
     def _count_together(self, drafts: Iterable[Draft]) -> None:
         """Tokenises the segments of many samples in a few batches, so that the counter's cache holds their counts."""
@@ -128,7 +181,14 @@ class PromptFiller(NamedTuple):
     def _size(self, index: int, draft: Draft, units: int, tokens: int, before: int) -> PromptSize:
         body_tokens, percents = draft.depths(units)
         depths = [before + depth for depth in body_tokens]
-        return PromptSize(index=index, units=units, prompt_tokens=tokens, depths_tokens=depths, depths_percent=percents)
+        return PromptSize(
+            index=index,
+            units=units,
+            prompt_tokens=tokens,
+            depths_tokens=depths,
+            depths_percent=percents,
+            cut_tokens=draft.cut_tokens(units),
+        )
 
     def _tokens_around(self, drafts: Mapping[int, Draft]) -> tuple[dict[int, int], dict[int, int]]:
         """Returns two mappings by sample: the number of tokens before the body, and the number before and after it."""
@@ -203,14 +263,18 @@ class SampleSizes:
         generator: makes the samples.
         facts: everything except the index that a sample depends on, as JSON values, with the hash of the tokenizer; it
             becomes part of the cache key.
+        too_long: what becomes of a sample that does not fit a length, as the option of RULER's tasks says.
     """
 
     name: str
     generator: Generator
     facts: Mapping[str, Any]
+    too_long: TooLong = "refuse"
 
     def at_length(self, indices: Sequence[int], length: int, frame: Frame) -> dict[int, PromptSize]:
         """Returns the size of each sample at a context length by index; known sizes come from the cache.
+
+        With `too_long` "leave_out", samples that do not fit are absent.
 
         Raises:
             UserError: a sample does not fit the length.
@@ -222,20 +286,29 @@ class SampleSizes:
             new_sizes = self.filler(length, frame).sizes(missing)
             cached |= {index: dataclasses.asdict(size) for index, size in new_sizes.items()}
             keep_table(path, pa.Table.from_pylist([cached[index] for index in sorted(cached)]))
-        return {index: PromptSize(**cached[index]) for index in indices}
+        return {index: PromptSize(**cached[index]) for index in indices if index in cached}
 
-    def needed_tokens(self, samples: int, length: int, frame: Frame) -> int | None:
-        """Returns the context length that the first `samples` samples need if it exceeds `length`, otherwise None.
+    def prompt(self, index: int, length: int, size: PromptSize, frame: Frame) -> str:
+        """Returns the whole prompt of a sample at a context length."""
+        draft = self.generator.draft(index, length)
+        if size.cut_tokens and not isinstance(draft, CutDraft):
+            draft = CutDraft.of_draft(draft, self.generator.counter)
+        return prompt_text(draft, size.units, frame)
+
+    def needed_tokens(self, samples: int, length: int, frame: Frame) -> NDArray[np.int64] | None:
+        """Returns the context length that each of the first `samples` samples needs, int64 [samples]; None if all fit.
 
         If the first sample needs less than a quarter of `length`, the others are assumed to fit; otherwise the tokens
-        of all are counted, because samples differ in size.
+        of all are counted, because samples differ in size. They are always counted if samples are left out, or if their
+        texts differ in length.
         """
         filler = self.filler(length, frame)
-        if length >= _LIKE_ONE_ANOTHER * filler.minimum_length([0]):
+        alike = self.generator.alike or self.too_long == "truncate"
+        if alike and self.too_long != "leave_out" and length >= _LIKE_ONE_ANOTHER * filler.minimum_length([0]):
             return None
-        digest = self._digest(length, frame, minimum_of=samples)
-        (needed,) = cached_counts(digest, lambda: np.array([filler.minimum_length(range(samples))]))
-        return int(needed) if needed > length else None
+        # texts that are not made to fill a length are the same at every length
+        digest = self._digest(length if self.generator.alike else 0, frame, minimums_of=samples)
+        return cached_counts(digest, lambda: filler.minimum_lengths(range(samples)))
 
     def filler(self, length: int, frame: Frame) -> PromptFiller:
         """Returns a filler of prompts for a context length."""
@@ -251,6 +324,7 @@ class SampleSizes:
             "length": length,
             "frame": dataclasses.asdict(frame),
             "special_tokens": self.generator.counter.special_tokens,
+            **({} if self.too_long == "refuse" else {"too_long": self.too_long}),
             **({"dropped_tokens": dropped} if (dropped := self.generator.counter.dropped.suffix) else {}),
             "sources": {name: importlib.metadata.version(name) for name in ("lm-eval", "wonderwords")},
         }

@@ -1,12 +1,16 @@
 """The base class of RULER's tasks: builds documents with every context length, requests, scores and the record."""
 
 import copy
+import dataclasses
+import hashlib
+import itertools
 import logging
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 from lm_eval.api.filter import Filter, FilterEnsemble
 from lm_eval.api.instance import Instance
 from lm_eval.api.task import ConfigurableTask
@@ -15,7 +19,7 @@ from sbeval.errors import UserError
 from sbeval.results.records import TaskRecord, metric_key
 from sbeval.scoring.requests import Answer
 from sbeval.tasks.base import BaseTask, Numbered
-from sbeval.tasks.ruler.drafts import PROMPT_MARK, Frame, Generator, prompt_text, rendered_frame
+from sbeval.tasks.ruler.drafts import PROMPT_MARK, Frame, Generator, rendered_frame
 from sbeval.tasks.ruler.options import RulerOptions
 from sbeval.tasks.ruler.sizes import PromptSize, SampleSizes, needs_at_least
 from sbeval.tasks.ruler.texts import SENTENCE_RULE, load_essays
@@ -44,6 +48,7 @@ class RulerTask(BaseTask):
     """A RULER task; its YAML holds its options under `metadata.ruler`.
 
     A document is one sample with one request for every context length, so `--limit N` means N samples at every length.
+    With the option `too_long` "leave_out", a sample has no request at a length that its prompt does not fit.
     Prompts are built only when lm-eval asks for requests, since the chat template and the system text are part of the
     token budget.
 
@@ -96,7 +101,12 @@ class RulerTask(BaseTask):
         self.thinking_tokens = self.options.thinking_tokens if generates else None
         if not (generates or self.options.answer_prefix):
             raise UserError(f"{name} scores an answer after its prefix: set answer_prefix=false only for other tasks.")
-        settled = self.options.lengths_of(name, metadata.get("pretrained"), thinking_tokens=self.thinking_tokens)
+        settled = self.options.lengths_of(
+            name,
+            metadata.get("pretrained"),
+            thinking_tokens=self.thinking_tokens,
+            leave_out=self.options.too_long == "leave_out",
+        )
         self.requested_lengths, self.dropped_lengths, _ = settled
         self.counter: TokenCounter = load_counter(metadata, name)
         if self.dropped_lengths:
@@ -106,7 +116,7 @@ class RulerTask(BaseTask):
                 list(self.dropped_lengths),
             )
         self._prepare(self._framed(lambda prefix: f"{PROMPT_MARK} {prefix}" if prefix else PROMPT_MARK))
-        self.keep_documents({"index": index} for index in range(self.num_samples))
+        self.keep_documents({"index": index} for index in self.sample_indices)
 
     def make_generator(self, name: str) -> Generator:
         """Returns the generator of this task's samples; called after `options` and `counter` are set."""
@@ -129,6 +139,7 @@ class RulerTask(BaseTask):
             corpus_detail=corpus_detail,
             scripts=self.options.scripts,
             answer_prefix=self.options.answer_prefix,
+            too_long=None if self.options.too_long == "refuse" else self.options.too_long,
         )
 
     @property
@@ -152,19 +163,63 @@ class RulerTask(BaseTask):
         """
         if self.config.num_fewshot:
             raise UserError(f"{self.config.task} has its own worked examples; run it without --num_fewshot.")
-        selected = self.chosen_samples(kwargs)
         around = {name: kwargs[name] for name in _AROUND if name in kwargs}
         # lm-eval renders the system text and the chat template around a mark, which stands for every prompt
         frame = self._framed(
             lambda prefix: str(ConfigurableTask.fewshot_context(self, {"index": 0}, 0, gen_prefix=prefix, **around))
         )
-        indices = [int(doc["index"]) for _, doc in selected]
         if (frame, self.generated_tokens) != self._prepared_for:
             self._prepare(frame)
+        # single samples are chosen by their numbers among all samples, those that do not fit included
+        all_indices = range(self.num_samples) if kwargs.get("samples") else self.sample_indices
+        self.keep_documents({"index": index} for index in all_indices)
+        selected = self.chosen_samples(kwargs)
+        indices = [int(doc["index"]) for _, doc in selected]
+        self._count_what_does_not_fit(kwargs, frame)
         sizes = {length: self.sizes.at_length(indices, length, frame) for length in self.lengths}
-        rows = {index: self._row(index, [sizes[length][index] for length in self.lengths]) for index in indices}
-        documents = self.keep_samples(selected, rows, self.num_samples)
+        rows = {index: self._row(index, sizes) for index in indices}
+        documents = self.keep_samples(selected, rows, all_indices)
         self._instances = self.make_requests(documents, sizes, frame)
+
+    def _count_what_does_not_fit(self, arguments: Mapping[str, Any], frame: Frame) -> None:
+        """Records, for the chosen samples of all ranks, how many are left out or cut at each length.
+
+        Raises:
+            UserError: a rank has no sample of some length, or a sample that was chosen alone fits no length.
+        """
+        ranks = int(arguments.get("world_size", 1))
+        chosen = [int(doc["index"]) for _, doc in self.chosen_samples({**arguments, "rank": 0, "world_size": 1})]
+        if self.options.too_long == "truncate":
+            sizes = {length: self.sizes.at_length(chosen, length, frame) for length in self.lengths}
+            cut = {str(length): sum(size.cut_tokens > 0 for size in by.values()) for length, by in sizes.items()}
+            self.task_record = dataclasses.replace(self.task_record, cut_samples=cut)
+        if self.options.too_long != "leave_out":
+            return
+        name = self.config.task
+        fitting = {length: [index for index in chosen if self.fits[length][index]] for length in self.lengths}
+        left_everywhere = set(chosen).difference(*fitting.values())
+        if left_everywhere:
+            raise UserError(
+                f"Sample {min(left_everywhere)} of {name} fits none of the lengths {_listed(self.lengths)}: choose "
+                "other --samples or longer context_lengths."
+            )
+        for length, rank in itertools.product(self.lengths, range(ranks)):
+            if fitting[length] and not any(self.fits[length][index] for index in chosen[rank::ranks]):
+                raise UserError(
+                    f"{name}: none of the samples of rank {rank} fits {length} tokens: use fewer processes, a larger "
+                    "--limit, or leave that length out."
+                )
+        # samples that fit no length are no documents; those among the chosen ones count
+        considered = chosen if arguments.get("samples") else range(max(chosen) + 1)
+        kept = {str(length): indices for length, indices in fitting.items() if indices}
+        left_out = {length: len(considered) - len(indices) for length, indices in kept.items()}
+        self.task_record = dataclasses.replace(
+            self.task_record,
+            lengths=[int(length) for length in kept],
+            fitting_samples={length: len(indices) for length, indices in kept.items()},
+            left_out_samples=left_out,
+            samples_sha256={length: _sha256(indices) for length, indices in kept.items() if left_out[length]},
+        )
 
     def make_requests(self, documents: Numbered, sizes: SizesByLength, frame: Frame) -> list[Instance]:
         """Makes the requests of the documents: one for each context length, in ascending order."""
@@ -185,10 +240,11 @@ class RulerTask(BaseTask):
         return rendered_frame(render, prefixed=self.options.answer_prefix, behind=self.thinking_tokens is not None)
 
     def prompts(self, index: int, sizes: SizesByLength, frame: Frame) -> list[str]:
-        """Returns the complete prompt of a sample at every context length."""
-        drafts = [self.generator.draft(index, length) for length in sizes]
+        """Returns the complete prompt of a sample at every context length that it fits."""
         return [
-            prompt_text(draft, size[index].units, frame) for draft, size in zip(drafts, sizes.values(), strict=True)
+            self.sizes.prompt(index, length, at_length[index], frame)
+            for length, at_length in sizes.items()
+            if index in at_length
         ]
 
     def _prepare(self, frame: Frame) -> None:
@@ -213,32 +269,47 @@ class RulerTask(BaseTask):
                 "corpus": self.corpus_facts(self.options)[1:],
                 "tokenizer": self.counter.sha256,
             },
+            too_long=self.options.too_long,
         )
         needed = {length: self.sizes.needed_tokens(self.num_samples, length, frame) for length in requested}
-        too_short = {length: tokens for length, tokens in needed.items() if tokens is not None}
-        self.lengths = tuple(length for length in requested if length not in too_short)
+        self.fits = {
+            length: np.full(self.num_samples, True) if tokens is None else tokens <= length
+            for length, tokens in needed.items()
+        }
+        leaves_out = self.options.too_long == "leave_out"
+        self.lengths = tuple(length for length, fits in self.fits.items() if (fits.any() if leaves_out else fits.all()))
+        least = {
+            length: int(tokens.min() if leaves_out else tokens.max())
+            for length, tokens in needed.items()
+            if tokens is not None and length not in self.lengths
+        }
         if not self.lengths:
-            raise UserError(needs_at_least(name, too_short[requested[-1]], requested))
-        for length, tokens in too_short.items():
+            raise UserError(needs_at_least(name, least[requested[-1]], requested))
+        for length, tokens in least.items():
             log.warning(
                 "%s leaves out the context length of %d tokens: with this tokenizer it needs at least %d",
                 name,
                 length,
                 tokens,
             )
+        fits_somewhere = np.any([self.fits[length] for length in self.lengths], axis=0)
+        self.sample_indices: list[int] = np.flatnonzero(fits_somewhere).tolist()
         self.keep_record(self.record(), self.counter.tokenizer)
 
-    def _row(self, index: int, sizes: Sequence[PromptSize]) -> dict[str, Any]:
+    def _row(self, index: int, sizes_by_length: SizesByLength) -> dict[str, Any]:
         draft = self.generator.draft(index, self.lengths[0])
+        fitting = {length: at_length[index] for length, at_length in sizes_by_length.items() if index in at_length}
+        sizes = fitting.values()
         return {
             "index": index,
-            "lengths": list(self.lengths),
+            "lengths": list(fitting),
             "references": list(draft.references),
             "answer_prefix": draft.answer_prefix if self.options.answer_prefix else "",
             "prompt_tokens": [size.prompt_tokens for size in sizes],
             "haystack_units": [size.units for size in sizes],
             "depths_tokens": [size.depths_tokens for size in sizes],
             "depths_percent": [size.depths_percent for size in sizes],
+            **({"cut_tokens": [size.cut_tokens for size in sizes]} if self.options.too_long == "truncate" else {}),
         }
 
     def score(self, answer: str, references: Sequence[str]) -> float:
@@ -269,6 +340,14 @@ class RulerTask(BaseTask):
             for length in self.lengths
             for metric, higher_is_better in metrics.items()
         }
+
+
+def _listed(lengths: Sequence[int]) -> str:
+    return ", ".join(map(str, lengths))
+
+
+def _sha256(indices: Sequence[int]) -> str:
+    return hashlib.sha256(",".join(map(str, indices)).encode()).hexdigest()
 
 
 def parse_answer(answer: str) -> str:
