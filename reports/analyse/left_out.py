@@ -4,7 +4,7 @@ from collections.abc import Hashable
 
 import pandas as pd
 
-from sbeval.reports.read.fields import grouped, quote_name, length_text
+from sbeval.reports.read.fields import grouped, length_text, quote_name
 from sbeval.reports.read.results import LENGTH, records
 
 COUNTS = ("left_out_samples", "cut_samples", "samples", "samples_sha256")
