@@ -43,7 +43,8 @@ from types import ModuleType, SimpleNamespace, TracebackType
 from typing import Any
 
 from sbeval.errors import ENCODING, UserError, panics_as_errors
-from sbeval.registered import METADATA_VARIABLE, MODEL_NAME, TASK_PREFIX, includes_lm_eval_tasks, with_packaged_tasks
+from sbeval.registered import MODEL_NAME, TASK_PREFIX, includes_lm_eval_tasks, with_packaged_tasks
+from sbeval.variables import METADATA_VARIABLE
 
 MODEL_TARGET = "sbeval.model_adapters.lm:StickBreakingLM"
 ANSWERING = "sbeval.model_adapters.any_model"

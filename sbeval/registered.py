@@ -13,8 +13,6 @@ from sbeval.errors import UserError
 MODEL_NAME = "sb"
 TASKS_PACKAGE = "sbeval.tasks"
 TASK_PREFIX = "sb_"
-METADATA_VARIABLE = "SBEVAL_METADATA"
-"""Environment variable with settings of tasks, for programs that do not pass `--metadata` on (`task_metadata`)."""
 
 _includes_lm_eval_tasks = True
 

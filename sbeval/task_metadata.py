@@ -14,7 +14,7 @@ from sbeval.errors import UserError, brief
 from sbeval.foreign_files import parse_json, read_json_object, read_yaml
 from sbeval.hub_names import local_path
 from sbeval.processes import ranks
-from sbeval.registered import METADATA_VARIABLE as VARIABLE
+from sbeval.variables import METADATA_VARIABLE as VARIABLE
 
 OPTION = "--metadata"
 _WHAT = f"the settings of tasks that {VARIABLE} names"

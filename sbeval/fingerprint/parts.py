@@ -22,7 +22,7 @@ _PACKAGES = (
 )
 TESTED = {
     "lm_eval": ("0.4.13", "0.4.13"),
-    "transformers": ("5.16.1", "5.24"),
+    "transformers": ("5.16.1", "5.23"),
     "torch": ("2.11", "2.13"),
     "triton": ("3.6", "3.7"),
 }

@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from sbeval.registered import METADATA_VARIABLE
+from sbeval.variables import METADATA_VARIABLE
 
 SCHEMA = 1
 HIDDEN = "***"

@@ -24,7 +24,7 @@ def test_each_version_outside_is_named_with_what_was_tested(monkeypatch: pytest.
     for inside in ("2.11.0", "2.11.0rc1", "2.13.0+cu130", "2.13.9", None):
         assert given(monkeypatch, torch=inside) is None
     assert given(monkeypatch, torch="2.14.0+cpu", triton="4", transformers="5.9.1", lm_eval="0.5.0.dev2") == (
-        "lm_eval 0.5.0.dev2 (tested: 0.4.13), transformers 5.9.1 (tested: 5.16.1 to 5.24), "
+        "lm_eval 0.5.0.dev2 (tested: 0.4.13), transformers 5.9.1 (tested: 5.16.1 to 5.23), "
         "torch 2.14.0+cpu (tested: 2.11 to 2.13), triton 4 (tested: 3.6 to 3.7)"
     )
 

@@ -15,10 +15,10 @@ import sbeval.tasks
 from sbeval.errors import UserError
 from sbeval.fingerprint.evaluation import run_inputs
 from sbeval.harness.options import run_options
-from sbeval.registered import METADATA_VARIABLE
 from sbeval.results.records import recorded_command
 from sbeval.task_metadata import environment_settings, with_environment
 from sbeval.tasks.sources import settled_metadata
+from sbeval.variables import METADATA_VARIABLE
 
 SETTINGS = {"context_lengths": [300, 500], "sb_flipflop": {"num_samples": 3}}
 PACKAGED = Path(*sbeval.tasks.__path__)
