@@ -25,6 +25,7 @@
 - `__main__`: the entry point of the command
 - `policy`: the settings of a `sbeval report --gate` file
 - `registered`: the names under which lm-eval finds the model and the tasks
+- `variables`: environment variables that several modules read
 - `plugin`: registers the model and the tasks with a plain `lm_eval` command, by import hooks
 - `settings`: reads and checks settings of users
 - `task_metadata`: task settings from `SBEVAL_METADATA`, beside those of `--metadata`

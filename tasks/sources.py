@@ -12,8 +12,8 @@ from typing import Any
 from sbeval.errors import brief
 from sbeval.foreign_files import parse_task_yaml, read_bytes
 from sbeval.processes import ranks
-from sbeval.registered import METADATA_VARIABLE
 from sbeval.task_metadata import OPTION, environment_settings, with_environment
+from sbeval.variables import METADATA_VARIABLE
 
 _PACKAGED = Path(__file__).parent.resolve()
 _MOST_INCLUDED = 20
