@@ -32,7 +32,7 @@ _TABLES_AT_ONCE = 2
 
 
 def _numbers_section(material: Material) -> Section | None:
-    """Builds the section "One number a curve"; None if no curve has two context lengths."""
+    """Builds the section "One number per curve"; None if no curve has two context lengths."""
     nll = [number for number in material.numbers if number.metric == NLL_CHANGE]
     scores = [number for number in material.numbers if number.metric != NLL_CHANGE]
     if not material.numbers:

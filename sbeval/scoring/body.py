@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import GenerationMixin
+
+_RENAMED = "cache" in inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
 
 
 @contextmanager
@@ -49,8 +52,14 @@ def no_cache(module: nn.Module) -> dict[str, bool]:
 
 
 def cache_argument(module: nn.Module) -> str:
-    """Returns the name of the forward argument for the KV cache: transformers 5.24 renamed `past_key_values`."""
-    return "cache" if "cache" in inspect.signature(module.forward).parameters else "past_key_values"
+    """Returns the name of the argument for the KV cache: transformers 5.24 renamed `past_key_values`.
+
+    The models of this project have arguments of both names; `generate` knows the one of its version.
+    """
+    names = inspect.signature(module.forward).parameters
+    if "cache" in names and "past_key_values" in names:
+        return "cache" if _RENAMED else "past_key_values"
+    return "cache" if "cache" in names else "past_key_values"
 
 
 def same_but_for_rounding(result: Tensor, expected: Tensor) -> bool:

@@ -54,7 +54,7 @@ def test_commands_that_need_nothing_run(tmp_path: Path) -> None:
     (tmp_path / "sbeval" / "demo" / "checkpoints").symlink_to(ROOT / "sbeval" / "demo" / "checkpoints")
     (tmp_path / "docs").symlink_to(ROOT / "docs")
     page = (ROOT / "docs/guides/sweeps.md").read_text()
-    (tmp_path / "sweep.yaml").write_text(re.search(r"as `sweep.yaml`:\n\n```yaml\n(.*?)^```", page, re.M | re.S)[1])
+    (tmp_path / "sweep.yaml").write_text(re.search(r"`sweep.yaml`:\n\n```yaml\n(.*?)^```", page, re.M | re.S)[1])
     # README's commands find what make installs by themselves
     (tmp_path / ".venv").symlink_to(sys.prefix)
     folders = os.environ["PATH"].split(os.pathsep)

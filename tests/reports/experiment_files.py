@@ -43,7 +43,8 @@ def scheme_model(scheme: str, seed: int = 0, **changes: Any) -> ModelRecord:
         **{key: recipe.get(key) for key in ("sliding_window", "remainder", "head_norm")},
         "rope_scaling": {key: scaling[key] for key in ("rope_type", "factor")} if scaling else None,
     }
-    return model_record(recipe["attention"], **(facts | changes))
+    weights = recipe.get("attention_weights")
+    return model_record(recipe["attention"] + (f"-{weights}" if weights else ""), **(facts | changes))
 
 
 def scheme_curve(scheme: str, seed: int, lengths: Sequence[int]) -> list[float]:

@@ -83,7 +83,7 @@ def test_a_page_and_a_comparison_say_what_a_model_was_trained_on(tmp_path: Path)
     seen = ["lib/a.py", "lib/b.py", "lib/c.py", "lib/d.py"]
     folders = pair(tmp_path, -0.5, seen_documents=seen)
     remark = (
-        "trained on at least 4 of the documents (lib/a.py, lib/b.py, lib/c.py and 1 more), and may know them by heart"
+        "trained on at least 4 of the documents (lib/a.py, lib/b.py, lib/c.py and 1 more), and may have memorised them"
     )
     assert remark in compare(*folders).text()
     (panel,) = perplexity_panels((results := load_results(folders)).measurements, results.models)
@@ -138,7 +138,7 @@ def test_too_few_documents_give_differences_without_intervals_or_verdicts(tmp_pa
     assert (comparison.can_be_judged, comparison.worse) == (False, False)
     text = comparison.text()
     assert f"{documents} document{'s' if documents > 1 else ''};" in text
-    assert "no intervals and no verdicts: they take 20 documents" in text
+    assert "no intervals and no verdicts: they need 20 documents" in text
     assert "nan" not in text
     assert not re.search(r"(worse|better)$", text, flags=re.M)
 

@@ -150,4 +150,4 @@ def test_a_report_holds_one_number_a_curve_in_its_overview_its_tables_and_a_file
     assert numbers.loc[("demo-rope", "effective_nll_length")]["ci95_high"] == 1024
     assert "1K \\[1K, 1K\\]" in (folder / "summary.md").read_text()
     assert len(list((folder / "latex").glob("numbers-nll.tex"))) == 1
-    assert "One number a curve" in (folder / "index.html").read_text()
+    assert "One number per curve" in (folder / "index.html").read_text()

@@ -93,7 +93,7 @@ def test_prompts_filled_by_unequal_rules_are_named(tmp_path):
     for attention, task in (("rope", ours), ("stickbreaking", theirs)):
         write_run(tmp_path / "r" / attention, model_record(attention), [task])
     assert ruler.filled_by(load_results([tmp_path / "r" / "rope"]).models) == {"sbeval": ("demo-rope",)}
-    assert "so their scores do not compare: nvidia for demo-sb; sbeval for demo-rope." in text_of(tmp_path / "r")
+    assert "so these scores are not comparable: nvidia for demo-sb; sbeval for demo-rope." in text_of(tmp_path / "r")
 
 
 @pytest.mark.parametrize(

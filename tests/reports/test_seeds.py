@@ -102,11 +102,12 @@ def test_the_scheme_recipes_become_the_papers_three_panels(tmp_path: Path) -> No
         "position scheme, trained at 1K": {
             *("stickbreaking", "stickbreaking_remainder", "stickbreaking_remainder_norm"),
             *("rope", "nope", "alibi", "fire", "forgetting"),
+            *("ssmax", "entmax", "asentmax", "nape", "nape_asentmax"),
         },
         "training length": {"stickbreaking", "rope", "rope_4x", "rope_4x_dynamic"},
         "attention window": {"stickbreaking", "rope", "rope_window_1024", "rope_window_256", "rope_window_512"},
     }
-    assert len(SCHEMES) == 13
+    assert len(SCHEMES) == 18
 
 
 def test_a_page_of_seeds_says_so_and_its_tables_keep_every_seed(tmp_path: Path) -> None:

@@ -277,7 +277,7 @@ def test_zero_of_a_model_whose_training_length_was_not_compared_is_named(tmp_pat
             f.caption for s in report.sections for f in s.figures if f.caption.title.endswith("target: difference")
         ]
         assert words in caption.explanation
-    assert "Zero stands at 1K for between; at 512 for third" in caption.explanation
+    assert "The difference is zero at 1K for between; at 512 for third" in caption.explanation
 
 
 @pytest.mark.parametrize(
