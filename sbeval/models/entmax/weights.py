@@ -27,7 +27,7 @@ _compiled = OptionalKernel("A compiled threshold of entmax", "it runs uncompiled
 def newton_step(z: Tensor, tau: Tensor) -> Tensor:
     """Returns the next threshold [..., 1] for z [..., K] and the threshold [..., 1] before it."""
     above = (z - tau).clamp_min_(0)
-    norm = vector_norm(above, dim=-1, keepdim=True)
+    norm: Tensor = vector_norm(above, dim=-1, keepdim=True)
     return tau + norm * (norm - 1) / above.sum(-1, keepdim=True)
 
 
@@ -69,9 +69,9 @@ class _Entmax15(torch.autograd.Function):
         return root.square()
 
     @staticmethod
-    @once_differentiable  # type: ignore[misc, no-untyped-call]
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        (root,) = ctx.saved_tensors
+        root: Tensor = ctx.saved_tensors[0]
         product = root * gradient
         return product - root * (product.sum(-1, keepdim=True) / root.sum(-1, keepdim=True))
 

@@ -26,6 +26,7 @@ CASES = {  # processes of a group, and the model
     "two groups": (2, "stickbreaking"),
     "mixture beside rope": (2, "mixture beside rope"),
     "rope": (2, "rope"),
+    "nape asentmax": (2, "nape asentmax"),
 }
 BATCH_TOKENS = 48
 Arguments = list[tuple[Any, ...]]
@@ -34,11 +35,6 @@ GENERATED = {  # processes of a group, the model, and what is changed in its con
     "windows of rope": (2, "rope", {"sliding_window": 16}),
     "rope by length": (2, "rope", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}}),
     "windows of alibi": (2, "rope", {"attention": "alibi", "sliding_window": 16, "rope_parameters": None}),
-    "nape with asentmax": (
-        2,
-        "rope",
-        {"attention": "nape", "attention_weights": "asentmax", "rope_parameters": None},
-    ),
 }
 SETTING = {"until": ["\n\n"], "max_gen_toks": 12}
 SAMPLED = {**SETTING, "do_sample": True, "temperature": 1.0}
