@@ -83,10 +83,14 @@ def solved(algorithm: Algorithm, tokens: int, *name: object) -> Solved:
 def _after_a_source(algorithm: Algorithm, order: Callable[[Tokens], Tokens]) -> Callable[[Any, int], Solved]:
     def make(rng: np.random.Generator, tokens: int) -> Solved:
         source = FIRST_SYMBOL + rng.integers(SYMBOLS[algorithm], size=(tokens - 3) // 2)
-        parts: list[Any] = [[start_token(algorithm)], source, [SEPARATOR], order(source), [END]]
-        return _with_last(np.concatenate(parts), len(source) + 1)
+        sequence = _joined(start_token(algorithm), source, SEPARATOR, order(source), END)
+        return _with_last(sequence, len(source) + 1)
 
     return make
+
+
+def _joined(*parts: int | Tokens) -> Tokens:
+    return np.concatenate([np.atleast_1d(np.asarray(part, dtype=np.int64)) for part in parts])
 
 
 def _with_last(tokens_T: Tokens, last: int) -> Solved:
@@ -137,8 +141,8 @@ def _association(rng: np.random.Generator, tokens: int) -> Solved:
     asked = rng.choice(pairs, size=QUERIES, replace=False)
     mark = np.full((QUERIES, 1), QUERY, dtype=np.int64)
     questions, answers = (np.concatenate([mark, rows[asked]], axis=1).flatten() for rows in (keys, values))
-    parts: list[Any] = [[start_token("association")], source, questions, [SEPARATOR], answers, [END]]
-    return _with_last(np.concatenate(parts), len(answers) + 1)
+    sequence = _joined(start_token("association"), source, questions, SEPARATOR, answers, END)
+    return _with_last(sequence, len(answers) + 1)
 
 
 _MAKERS: dict[Algorithm, Callable[[np.random.Generator, int], Solved]] = {

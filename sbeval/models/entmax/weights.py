@@ -71,10 +71,9 @@ class _Entmax15(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        (root,) = ctx.saved_tensors
-        product: Tensor = root * gradient
-        grad: Tensor = product - root * (product.sum(-1, keepdim=True) / root.sum(-1, keepdim=True))
-        return grad
+        root: Tensor = ctx.saved_tensors[0]
+        product = root * gradient
+        return product - root * (product.sum(-1, keepdim=True) / root.sum(-1, keepdim=True))
 
 
 def entmax15(logits: Tensor) -> Tensor:
