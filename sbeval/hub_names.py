@@ -106,10 +106,10 @@ def config_of_hub(name: str, arguments: Mapping[str, Any] | None = None) -> Path
     file = f"{options['subfolder']}/{_ASKED_FOR}" if "subfolder" in options else _ASKED_FOR
     place: dict[str, Any] = {key: str(options[key]) for key in ("revision", "cache_dir") if key in options}
     try:
-        cached = try_to_load_from_cache(name, file, **place)
-        if not isinstance(cached, str):
-            cached = hf_hub_download(name, file, **place, token=options.get("token"), etag_timeout=_MOST_SECONDS)
-        return Path(cached)
+        path: Any = try_to_load_from_cache(name, file, **place)
+        if not isinstance(path, str):
+            path = hf_hub_download(name, file, **place, token=options.get("token"), etag_timeout=_MOST_SECONDS)
+        return Path(path)
     except Exception:  # without a network, the HTTP client raises an error of its own class; loading says why
         return None
 

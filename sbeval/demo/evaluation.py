@@ -88,9 +88,9 @@ def evaluate(
         tasks = ON_GPU if device == "cuda" else ON_CPU
     steps = {f"{checkpoint.name} on {task.name}": (checkpoint, task) for checkpoint in checkpoints for task in tasks}
     tokens = {name: float(task.blocks * sum(task.context_lengths)) for name, (_, task) in steps.items()}
-    others = {_START: _START_SHARE} | ({} if build_pages is None else {_PAGES: _PAGES_SHARE})
-    others = {name: share * sum(tokens.values()) for name, share in others.items()}
-    with one_bar({**tokens, **others}) as bar:
+    scoring = sum(tokens.values())
+    pages = {} if build_pages is None else {_PAGES: _PAGES_SHARE * scoring}
+    with one_bar({_START: _START_SHARE * scoring, **tokens, **pages}) as bar:
         with bar.stage(_START):
             importlib.import_module("sbeval.evaluation")  # imports lm-eval
         for name, (checkpoint, task) in steps.items():
