@@ -69,7 +69,8 @@ IMPORTS = "import lm_eval, lm_eval.models, lm_eval.tasks.manager\nprint('went on
 PLUGIN = (ROOT / "sbeval" / "plugin.py").read_text(encoding="utf-8")
 ERRORS = (ROOT / "sbeval" / "errors.py").read_text(encoding="utf-8")
 REGISTERED = (ROOT / "sbeval" / "registered.py").read_text(encoding="utf-8")
-WHOLE = {"__init__": "", "plugin": PLUGIN, "errors": ERRORS, "registered": REGISTERED}
+VARIABLES = (ROOT / "sbeval" / "variables.py").read_text(encoding="utf-8")
+WHOLE = {"__init__": "", "plugin": PLUGIN, "errors": ERRORS, "registered": REGISTERED, "variables": VARIABLES}
 BROKEN = {
     "a syntax error": ({"__init__": "def (", "plugin": PLUGIN}, "SyntaxError"),
     "a syntax error in the plugin": ({"__init__": "", "plugin": "x = = 1"}, "SyntaxError"),
