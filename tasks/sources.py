@@ -67,9 +67,11 @@ def _say_of_file(task: str, file: Path, of_file: Mapping[str, Any], settled: Map
     entry = settled.get(task)
     chosen = {**settled, **(entry if isinstance(entry, Mapping) else {})}
     given = environment_settings().settings
+    given_entry = given.get(task)
+    of_task = given_entry if isinstance(given_entry, Mapping) else {}
     for key, value in of_file.items():
         if chosen[key] is not None and chosen[key] != value:
-            in_environment = key in given or key in (given.get(task) or {})
+            in_environment = key in given or key in of_task
             source = METADATA_VARIABLE if in_environment else OPTION
             _say(f"{task}: {key} is {brief(chosen[key])} from {source}, not {brief(value)} from {file.name}.")
     if kept := [key for key, value in of_file.items() if chosen[key] == value]:

@@ -164,7 +164,12 @@ def _machine_described_early() -> Iterator[None]:
     collect_env: Any = importlib.import_module("torch.utils.collect_env")
     describe = collect_env.get_pretty_env_info
     described: list[str] = []
-    thread = threading.Thread(target=lambda: described.append(describe()), daemon=True)
+
+    def describe_early() -> None:
+        with contextlib.suppress(Exception):  # lm-eval handles the error when it asks
+            described.append(describe())
+
+    thread = threading.Thread(target=describe_early, daemon=True)
     thread.start()
 
     def get_pretty_env_info() -> str:

@@ -72,13 +72,19 @@ class PromptFiller(NamedTuple):
         With `too_long` "leave_out", samples that do not fit are absent.
 
         Raises:
-            UserError: the context length is below the task's minimum.
+            UserError: the context length is below the task's minimum, or with `scripts` the first sample does not fit.
         """
         sizes = self._full_sizes(list(indices))
         generator = self.task.generator
         steps = generator.steps(self.context_length) if generator.options.scripts is not None else None
-        if steps is None or (first := sizes.get(0) or self._full_sizes([0]).get(0)) is None:
+        if steps is None:
             return sizes
+        first = sizes.get(0) or self._full_sizes([0]).get(0)
+        if first is None or first.cut_tokens:
+            raise UserError(
+                f"{self.task.name}: with scripts={generator.options.scripts} the first sample sets the size of all, and "
+                f"it does not fit {self.context_length} tokens: remove that length, or scripts."
+            )
         return {
             i: size if size.cut_tokens else self._shortened(size, steps.within(size.units, first.units))
             for i, size in sizes.items()
