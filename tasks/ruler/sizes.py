@@ -82,8 +82,8 @@ class PromptFiller(NamedTuple):
         first = sizes.get(0) or self._full_sizes([0]).get(0)
         if first is None or first.cut_tokens:
             raise UserError(
-                f"{self.task.name}: with scripts={generator.options.scripts} the first sample sets the size of all, and "
-                f"it does not fit {self.context_length} tokens: remove that length, or scripts."
+                f"{self.task.name}: with scripts={generator.options.scripts} the first sample sets the size of all "
+                f"samples, and it does not fit {self.context_length} tokens: remove that length, or scripts."
             )
         return {
             i: size if size.cut_tokens else self._shortened(size, steps.within(size.units, first.units))
