@@ -22,8 +22,11 @@ from sbeval.reports.read.fields import context_metric, length_text, quote_name, 
 from sbeval.reports.read.results import LENGTH, TaskKey, column_values, records
 from sbeval.reports.read.samples import SAMPLE_SCORES, SampleScores
 from sbeval.reports.section import Figure, Kind, Material, Section
+from sbeval.results.records import FOUND
 
 _CELL_COLUMNS = ["setting", "task", "context_length_tokens", "depth_percent", "score", "low", "high", "samples"]
+_PLACED = ("score", FOUND)
+"""Metrics that are shown by depth: a task has one of them, `FOUND` if it also asks for needles that are not there."""
 _FINEST_GRID = 21
 _BIN_PERCENT = 10.0
 _UNEVEN_PERCENT = 1.5
@@ -101,7 +104,7 @@ def _cells(scores: SampleScores) -> Iterable[tuple[int, float, list[float]]]:
     """
     for (metric, _), values in scores.scores.items():
         parsed = context_metric(metric)
-        if parsed is None or parsed[0] != "score" or parsed[1] not in scores.depths_percent:
+        if parsed is None or parsed[0] not in _PLACED or parsed[1] not in scores.depths_percent:
             continue
         depths = scores.depths_percent[parsed[1]]
         placed = [(depths[key], value) for key, value in values.items() if key in depths and 0 <= value <= 1]

@@ -17,7 +17,7 @@ from sbeval.reports.read.fields import display_name, grouped, is_length
 from sbeval.reports.read.files import Notes
 from sbeval.reports.read.models import EvaluatedModel
 from sbeval.reports.read.runs import UNLIMITED, EvaluationRun, InputLimit, TaskResult, input_limit
-from sbeval.results.records import TaskRecord, metric_key, parse_metric_key
+from sbeval.results.records import OF_ABSENT, OF_PRESENT, TaskRecord, metric_key, parse_metric_key
 
 T = TypeVar("T")
 LENGTH = "context_length_tokens"
@@ -203,7 +203,11 @@ def _samples(number: Measurement) -> float | None:
     if record and record.family == "perplexity":
         return None
     fitting = record and record.fitting_samples
-    return fitting.get(str(number.length)) if fitting else number.task.samples_used
+    samples = fitting.get(str(number.length)) if fitting else number.task.samples_used
+    absent = ((record and record.absent_samples) or {}).get(str(number.length))
+    if absent is not None and number.metric in OF_ABSENT:
+        return absent
+    return samples - absent if None not in (samples, absent) and number.metric in OF_PRESENT else samples
 
 
 def _at_length(field: str) -> Callable[[Measurement], Any]:
@@ -230,6 +234,7 @@ COLUMNS = (
     Column("tokens", lambda number: number.beside("tokens"), DECIMAL),
     Column("clusters", lambda number: number.beside("clusters"), DECIMAL),
     Column("samples", _samples, DECIMAL),
+    Column("absent_samples", _at_length("absent_samples"), WHOLE),
     Column("left_out_samples", _at_length("left_out_samples"), WHOLE),
     Column("cut_samples", _at_length("cut_samples"), WHOLE),
     Column("samples_sha256", _at_length("samples_sha256")),

@@ -38,6 +38,12 @@ _KEY = re.compile(r"(?P<metric>[A-Za-z_][A-Za-z0-9_]*?)@(?P<length>[0-9]{1,30})"
 
 IDENTICAL_TARGETS = ("fixed_target", "pairs", "riffled")
 """Protocols that score the same targets at every context length, so that only the context differs."""
+FOUND, SAID_ABSENT, INVENTED = "found", "said_absent", "invented"
+MARGIN_THERE, MARGIN_ABSENT = "none_margin_there", "none_margin_absent"
+OF_ABSENT = (SAID_ABSENT, INVENTED, MARGIN_ABSENT)
+"""Metrics of the samples of needle tasks whose key is not in the text."""
+OF_PRESENT = (FOUND, MARGIN_THERE)
+"""Metrics of the samples of such tasks whose key is in the text."""
 LABEL = "label"
 """Key of lm-eval's metadata that holds the model's name in reports."""
 
@@ -122,11 +128,14 @@ class TaskRecord(_Record):
             did not record it.
         too_long: what became of samples whose prompt did not fit a length: "leave_out" or "truncate"; None if such a
             length was left out for all samples, or if the task has no such samples.
-        fitting_samples: with "leave_out", for each length (as text), the number of samples scored there.
+        fitting_samples: for each length (as text), the number of samples scored there, if lengths or metrics may have
+            different numbers of samples; else None.
         left_out_samples: with "leave_out", for each length (as text), the number of samples left out there.
         samples_sha256: for each length (as text) at which samples were left out, a hash of the samples scored there.
             Numbers at two lengths are of the same samples only if these are equal.
         cut_samples: with "truncate", for each length (as text), the number of samples whose text lost its middle.
+        absent: share of the samples of a needle task that ask for a key that is not in the text; None if all keys are.
+        absent_samples: for each length (as text), the number of such samples.
         added_tokens: only with `rolling`, which scores these tokens as lm-eval does: the `prefix` and `suffix` (BOS,
             EOS) that the tokenizer adds around every document, after the BOS that is always the first input; None if it
             adds nothing.
@@ -161,6 +170,8 @@ class TaskRecord(_Record):
     left_out_samples: dict[str, int] | None = None
     samples_sha256: dict[str, str] | None = None
     cut_samples: dict[str, int] | None = None
+    absent: float | None = None
+    absent_samples: dict[str, int] | None = None
     added_tokens: dict[str, list[str]] | None = None
 
 

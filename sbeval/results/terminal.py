@@ -10,6 +10,8 @@ from sbeval.results.records import parse_metric_key
 _TASKS_ABREAST = 3
 _LEAST_DIGITS = 3
 _EXACT = "exact_match"
+_MORE_SCORES = ("found", "said_absent", "invented")
+"""Metrics beside scores and exact answers that have a row of their own."""
 _NONE = "-"
 
 
@@ -57,13 +59,19 @@ def _by_length(row: Mapping[str, Any], metric: str) -> dict[int, Any]:
 def _scores(name: str, row: Mapping[str, Any]) -> dict[str, dict[int, Any]]:
     """Returns a task's scores or shares of exact answers; maps the title of a row to its values by context length."""
     metrics = dict.fromkeys(parsed[0] for key in row if (parsed := parse_metric_key(key)))
-    return {
-        name
-        if metric in ("score", _EXACT)
-        else f"{name}, {metric.removeprefix(_EXACT)[1:].replace('_', ' ')}": _by_length(row, metric)
-        for metric in metrics
-        if metric in ("score", _EXACT) or (metric.startswith(f"{_EXACT}_") and not metric.endswith("_ci95"))
-    }
+    shown = [metric for metric in metrics if metric in _MORE_SCORES or _is_score(metric)]
+    return {f"{name}{_metric_words(metric)}": _by_length(row, metric) for metric in shown}
+
+
+def _is_score(metric: str) -> bool:
+    return metric in ("score", _EXACT) or (metric.startswith(f"{_EXACT}_") and not metric.endswith("_ci95"))
+
+
+def _metric_words(metric: str) -> str:
+    """Returns the words behind a task's name in the title of a row; "" for its main score."""
+    if metric in ("score", _EXACT):
+        return ""
+    return f", {metric.removeprefix(_EXACT).removeprefix('_').replace('_', ' ')}"
 
 
 def _nll_table(tasks: Mapping[str, tuple[Mapping[int, Any], Mapping[int, Any]]]) -> str:

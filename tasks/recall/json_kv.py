@@ -8,6 +8,7 @@ project's.
 import dataclasses
 import functools
 import json
+import random
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from sbeval.errors import UserError
 from sbeval.tasks.draws import NeedleType, draw_distinct, seeded_order, seeded_random
+from sbeval.tasks.ruler.absent import NONE
 from sbeval.tasks.ruler.drafts import HaystackDraft
 from sbeval.tasks.ruler.families import ForcedNiahTask, NiahTask
 from sbeval.tasks.ruler.haystacks import Haystack, LineHaystack, running_totals
@@ -87,6 +89,23 @@ class JsonKvGenerator(NiahGenerator):
         order = np.concatenate([i * BLOCK_PAIRS + seeded_order(BLOCK_PAIRS, *name, i) for i in blocks])
         totals = running_totals(np.concatenate(self._block_tokens)[order])
         return LineHaystack(pool=self._lines[0], order=order, cumulative_tokens=totals)
+
+    def asks_for_absent(self, index: int, draft: HaystackDraft, rng: random.Random) -> HaystackDraft:
+        """Returns the sample with a question about a key that is not in the object."""
+        before, _, _ = draft.closing.rpartition("Key: ")
+        (key,) = self.absent_keys(draft, rng)
+        while key in before:
+            (key,) = self.absent_keys(draft, rng)
+        return dataclasses.replace(draft, references=[NONE], closing=f"{before}Key: {key}")
+
+    def says_absence(self, closing: str) -> str:
+        """Returns the text after the pairs with a sentence on the value of a key that is not there."""
+        return closing.replace(INSTRUCTION, f'{INSTRUCTION} The value of a key that is not there is "{NONE}".')
+
+    def value_of_line(self, line: str) -> str | None:
+        """Returns the value in a line of the object."""
+        (value,) = json.loads(f"{{{line.rstrip().removesuffix(',')}}}").values()
+        return str(value)
 
     def _make(self, index: int) -> HaystackDraft:
         draft = super()._make(index)

@@ -7,10 +7,12 @@ asks for the n-th of several replies to the same request. The score is that of O
 and lists were written for this project.
 """
 
+import dataclasses
 import difflib
 import functools
 import math
 import random
+import re
 import string
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -22,6 +24,7 @@ from sbeval.errors import UserError
 from sbeval.tasks.draws import distinct, seeded_order, seeded_random, short_nouns
 from sbeval.tasks.recall.options import AssociationOptions, TurnsOptions
 from sbeval.tasks.recall.questions import QUESTION, associations, needle
+from sbeval.tasks.ruler.absent import NONE, says_none
 from sbeval.tasks.ruler.drafts import HaystackDraft
 from sbeval.tasks.ruler.families import ForcedNiahTask, NiahTask
 from sbeval.tasks.ruler.haystacks import LineHaystack, running_totals
@@ -37,6 +40,7 @@ _FORMS = ("poem", "story", "letter", "song", "riddle", "speech", "joke", "prayer
 _REPLY_WORDS = 8
 _CODE_LETTERS = 10
 _POOL_TURNS = 16384
+_TO = " to: "
 
 
 class AssociationGenerator(NeedleGenerator):
@@ -54,6 +58,8 @@ class AssociationGenerator(NeedleGenerator):
         most = min(len(self._shown), len(_PEOPLE) - 1, len(DEPTHS))
         if options.people > most:
             raise UserError(f"{task} can use at most {most} people with these associations; set fewer people.")
+        if options.absent and options.people == len(self._shown):
+            raise UserError(f"{task} leaves no association for absent needles: set fewer than {options.people} people.")
 
     def value_in_needle(self, value: str) -> str:
         """Returns a person's name with the words that follow it in the needle, a text that is nowhere else."""
@@ -66,6 +72,26 @@ class AssociationGenerator(NeedleGenerator):
     def guess_nats(self) -> float:
         """Returns the NLL, in nats, of a random guess among the people of a sample."""
         return math.log(self.options.people)
+
+    def asks_for_absent(self, index: int, draft: HaystackDraft, rng: random.Random) -> HaystackDraft:
+        """Returns the sample with a question about a country in which nobody lives."""
+        others = sorted(self._shown.keys() - self._drawn(index)[0])
+        return dataclasses.replace(draft, references=[NONE], closing=self._question(rng.choice(others)))
+
+    def says_absence(self, closing: str) -> str:
+        """Returns the question with a sentence on the right answer if nobody is meant."""
+        return f'{closing} If nobody has, the answer is "{NONE}".'
+
+    def holds_value(self, answer: str) -> bool:
+        """Whether an answer holds the name of a person, of the sample or not."""
+        return any(re.search(rf"\b{person}\b", answer, re.IGNORECASE) for person in _PEOPLE)
+
+    def needle_values(self, index: int) -> list[str]:
+        """Returns the people of a sample, the one who is the answer first."""
+        return self._drawn(index)[1]
+
+    def _question(self, asked: str) -> str:
+        return ("\n" if self._inline else "") + QUESTION.format(asked=asked)
 
     def _drawn(self, index: int) -> tuple[list[str], list[str]]:
         """Draws the places and the people of a sample.
@@ -83,7 +109,7 @@ class AssociationGenerator(NeedleGenerator):
             references=people[:1],
             answer_prefix="Answer:",
             opening=["Read this text, which says where some people live.\n"],
-            closing=("\n" if self._inline else "") + QUESTION.format(asked=places[0]),
+            closing=self._question(places[0]),
             haystack=self._shared_haystack,
             inserts=self.placed(index, needles, {0}, 0),
             least_units=len(needles),
@@ -113,6 +139,35 @@ class TurnsGenerator(NeedleGenerator):
         code, _, reply = reference.partition(" ")
         return f" {code}", reply
 
+    def asks_for_absent(self, index: int, draft: HaystackDraft, rng: random.Random) -> HaystackDraft:
+        """Returns the sample with a question about a request that is not in the text."""
+        before, _, request = draft.closing.rpartition(_TO)
+        other = request
+        while other == request:
+            other = f"{_request(rng, short_nouns()[1::2])}."
+        code = draft.references[0].partition(" ")[0]
+        return dataclasses.replace(draft, references=[f"{code} {NONE}"], closing=f"{before}{_TO}{other}")
+
+    def says_absence(self, closing: str) -> str:
+        """Returns the request with a sentence on the right reply if there is no such request."""
+        code = closing.split()[2]
+        return f'{closing} If there is no such request, write {code} and then "{NONE}".'
+
+    def holds_value(self, answer: str) -> bool:
+        """Whether an answer holds more than its first word, the code, and the word that says that there is no reply."""
+        return len([word for word in answer.split()[1:] if not says_none(word)]) > 0
+
+    def needle_values(self, index: int) -> list[str]:
+        """Returns the replies to the request of the question, the right one first."""
+        return self._drawn(index)[1]
+
+    def _drawn(self, index: int) -> tuple[str, list[str], str]:
+        """Draws the request of the question, the replies to it, and the code with which the answer begins."""
+        rng = seeded_random(*self._name, index, "turns")
+        request = _request(rng, short_nouns()[1::2])
+        replies = distinct(self.options.same_turns, lambda: _reply(rng))
+        return request, replies, "".join(rng.choices(string.ascii_letters + string.digits, k=_CODE_LETTERS))
+
     @functools.cached_property
     def _pool(self) -> tuple[list[str], NDArray[np.int64]]:
         """The turns (request and reply) of the haystack, and their token counts.
@@ -125,11 +180,8 @@ class TurnsGenerator(NeedleGenerator):
         return lines, self.counter.count_pool(lines)
 
     def _make(self, index: int) -> HaystackDraft:
-        rng = seeded_random(*self._name, index, "turns")
         count = self.options.same_turns
-        request = _request(rng, short_nouns()[1::2])
-        replies = distinct(count, lambda: _reply(rng))
-        code = "".join(rng.choices(string.ascii_letters + string.digits, k=_CODE_LETTERS))
+        request, replies, code = self._drawn(index)
         inserts = self.placed(index, [_turn(request, reply) for reply in replies], {0}, 0)
         place = 1 + next(number for number, insert in enumerate(inserts) if insert.is_queried)
         lines, tokens = self._pool
@@ -138,7 +190,7 @@ class TurnsGenerator(NeedleGenerator):
             references=[f"{code} {replies[0]}"],
             answer_prefix="Reply:",
             opening=["These are requests, each with its reply.\n"],
-            closing=f"Request: write {code} and then, word for word, reply {place} of the {count} to: {request}.",
+            closing=f"Request: write {code} and then, word for word, reply {place} of the {count}{_TO}{request}.",
             haystack=LineHaystack(pool=lines, order=order, cumulative_tokens=running_totals(tokens[order])),
             inserts=inserts,
             least_units=count,

@@ -10,6 +10,7 @@
 - `qa`: question answering over documents
 - `haystacks`: filler text as a sequence of units (lines or words) with known token counts
 - `drafts`: samples for which the number of haystack units has not been chosen yet
+- `absent`: needles that are not there, and the scores of answers to questions about them
 - `cut`: samples whose text may lose its middle, so that they fit
 - `sizes`: chooses how many units fill a prompt to its token budget
 

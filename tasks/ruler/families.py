@@ -21,9 +21,18 @@ from sbeval.scoring.requests import TargetSequence
 from sbeval.tasks.base import Numbered
 from sbeval.tasks.draws import seeded_random
 from sbeval.tasks.recall.task import split_answers
+from sbeval.tasks.ruler.absent import FORCED, GENERATED, NONE, Choice, generated_scores
 from sbeval.tasks.ruler.drafts import Frame, Generator
 from sbeval.tasks.ruler.niah import NeedleGenerator, NiahGenerator, VtGenerator
-from sbeval.tasks.ruler.options import CweOptions, FweOptions, NiahOptions, QaOptions, RulerOptions, VtOptions
+from sbeval.tasks.ruler.options import (
+    CweOptions,
+    FweOptions,
+    NiahOptions,
+    PlacedOptions,
+    QaOptions,
+    RulerOptions,
+    VtOptions,
+)
 from sbeval.tasks.ruler.qa import QaGenerator, task_questions
 from sbeval.tasks.ruler.task import RulerTask, SizesByLength, string_match_part
 from sbeval.tasks.ruler.words import CweGenerator, FweGenerator
@@ -31,10 +40,58 @@ from sbeval.tasks.tokens import TAIL_CHARACTERS, TokenCounter
 
 
 class NiahTask(RulerTask):
-    """Needles in a haystack."""
+    """Needles in a haystack.
+
+    With the option `absent`, the key of some samples is not in the text. The metrics are then `found` (the score of the
+    samples whose key is there), and `said_absent` and `invented` of those whose key is not (`tasks/ruler/absent.py`).
+    """
 
     options_class: ClassVar[type[RulerOptions]] = NiahOptions
     generator_class: ClassVar[type[Generator]] = NiahGenerator
+    options: PlacedOptions
+    generator: NeedleGenerator
+
+    def run_metrics(self) -> Mapping[str, bool]:
+        """Returns the metrics of each length in this run, mapped to whether higher is better."""
+        return GENERATED if self.options.absent else self.metrics
+
+    def answer_scores(self, answer: str, doc: Mapping[str, Any]) -> dict[str, float]:
+        """Returns the metrics of one cleaned answer of a sample."""
+        if not self.options.absent:
+            return super().answer_scores(answer, doc)
+        is_absent = bool(doc["absent"])
+        score = math.nan if is_absent else self.score(answer, doc["references"])
+        holds_value = self.generator.holds_value(answer)
+        return generated_scores(answer, score, absent=is_absent, holds_value=holds_value)
+
+    def sample_facts(self, scored: Mapping[int, Sequence[Sequence[int]]]) -> dict[str, Any]:
+        """Returns the share of absent needles, and how many samples have one at each length.
+
+        Raises:
+            UserError: one of several ranks has no sample with, or none without its key in the text.
+        """
+        if not self.options.absent:
+            return {}
+        absent = {
+            length: [sum(map(self.generator.is_absent, indices)) for indices in by_rank]
+            for length, by_rank in scored.items()
+        }
+        for length, by_rank in scored.items():
+            ranks = zip(absent[length], map(len, by_rank), strict=True)
+            if len(by_rank) > 1 and any(count in (0, samples) for count, samples in ranks):
+                raise UserError(
+                    f"{self.config.task}: some rank has no sample with an absent needle, or only such samples: use "
+                    "fewer processes or a larger --limit."
+                )
+        return {
+            "absent": self.options.absent,
+            "absent_samples": {str(length): sum(by_rank) for length, by_rank in absent.items()},
+            "fitting_samples": {str(length): sum(map(len, by_rank)) for length, by_rank in scored.items()},
+        }
+
+    def _row(self, index: int, sizes_by_length: SizesByLength) -> dict[str, Any]:
+        row = super()._row(index, sizes_by_length)
+        return {**row, "absent": self.generator.is_absent(index)} if self.options.absent else row
 
 
 class VtTask(RulerTask):
@@ -82,12 +139,15 @@ class ForcedNiahTask(NiahTask):
     the needle holds another value; `exact_match`, whether every token of the answer is the model's most probable one;
     `chance_nll`, the NLL of a random guess among all values. A match of every token is stricter than RULER's score,
     which accepts the answer anywhere in a generated text.
+
+    With the option `absent`, the model chooses among `NONE` and values in the text, by the log-probability of each. The
+    metrics are then `found`, `said_absent` and `invented`, and the log-probability of `NONE` minus that of the best
+    value, in nats: `none_margin_there` and `none_margin_absent`.
     """
 
     fixed: ClassVar = {"output_type": "loglikelihood_rolling"}
     family = "recall"
     metrics: ClassVar = {"answer_nll": False, "retrieval_gain": True, "exact_match": True, "chance_nll": False}
-    generator: NeedleGenerator
 
     def make_generator(self, name: str) -> NeedleGenerator:
         """Returns the generator of the generating task of the same name, so that both have the same samples.
@@ -103,6 +163,8 @@ class ForcedNiahTask(NiahTask):
 
     def make_requests(self, documents: Numbered, sizes: SizesByLength, frame: Frame) -> list[Instance]:
         """Makes two requests for each length: with the needle's value, and with another value in the needle."""
+        if self.options.absent:
+            return self._choice_requests(documents, sizes, frame)
         generator = self.generator
         sequences: list[TargetSequence] = []
         for _, doc in documents:
@@ -119,8 +181,39 @@ class ForcedNiahTask(NiahTask):
                 ]
         return self.target_requests(documents, sequences, counts=[2 * len(doc["lengths"]) for _, doc in documents])
 
+    def _choice_requests(self, documents: Numbered, sizes: SizesByLength, frame: Frame) -> list[Instance]:
+        """Makes a request for each length and each answer among which the model chooses: `NONE`, and values."""
+        sequences: list[TargetSequence] = []
+        counts = []
+        for _, doc in documents:
+            before = len(sequences)
+            answer_start, _ = self.generator.split_reference(doc["references"][0])
+            answers = [NONE, *self.generator.candidates(doc["index"], doc["lengths"][0])]
+            for prompt in self.prompts(doc["index"], sizes, frame):
+                sequences += [answer_sequence(self.counter, prompt + answer_start, f" {answer}") for answer in answers]
+            counts.append(len(sequences) - before)
+        return self.target_requests(documents, sequences, counts=counts)
+
+    def _choice_scores(self, doc: Mapping[str, Any], results: Sequence[Any]) -> dict[str, float]:
+        scores: dict[str, float] = {}
+        answers = len(results) // len(doc["lengths"])
+        for place, length in enumerate(doc["lengths"]):
+            logprobs = []
+            for answer in results[place * answers : (place + 1) * answers]:
+                ((nll,), _) = split_answers(answer, np.array([len(answer.logprobs)]), null=self.records_null)
+                logprobs.append(-float(nll))
+            choice = Choice(logprobs[0], logprobs[1:])
+            scores |= {metric_key(name, length): n for name, n in choice.scores(absent=bool(doc["absent"])).items()}
+        return scores
+
+    def run_metrics(self) -> Mapping[str, bool]:
+        """Returns the metrics of each length in this run, mapped to whether higher is better."""
+        return FORCED if self.options.absent else self.metrics
+
     def process_results(self, doc: Mapping[str, Any], results: Sequence[Any]) -> dict[str, float]:
         """Returns the metrics of one sample at every length."""
+        if self.options.absent:
+            return self._choice_scores(doc, results)
         chance = self.generator.guess_nats()
         scores: dict[str, float] = {}
         for length, *answers in zip(doc["lengths"], results[0::2], results[1::2], strict=True):

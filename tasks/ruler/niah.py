@@ -1,6 +1,7 @@
 """Generators of tasks with a haystack: the eight needle-in-a-haystack (NIAH) tasks, and variable tracking."""
 
 import bisect
+import dataclasses
 import functools
 import itertools
 import random
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from sbeval.errors import UserError
 from sbeval.tasks.draws import distinct, draw, draw_distinct, log_count, seeded_order, seeded_random
+from sbeval.tasks.ruler.absent import MOST_DISTRACTORS, NONE, contains_value, is_absent
 from sbeval.tasks.ruler.drafts import Generator, HaystackDraft, Insert, Steps, with_inserts
 from sbeval.tasks.ruler.haystacks import Haystack, LineHaystack, NoiseHaystack, running_totals
 from sbeval.tasks.ruler.options import NiahOptions, RulerOptions, VtOptions
@@ -49,11 +51,15 @@ class HaystackGenerator(Generator):
     def draft(self, index: int, context_length: int) -> HaystackDraft:
         """Makes sample `index`, which is the same at every length."""
         if index not in self._drafts:
-            self._drafts[index] = self._make(index)
+            self._drafts[index] = self._complete(index, self._make(index))
         return self._drafts[index]
 
     @abstractmethod
     def _make(self, index: int) -> HaystackDraft: ...
+
+    def _complete(self, index: int, draft: HaystackDraft) -> HaystackDraft:
+        """Returns the sample with the changes that options make to samples of several tasks."""
+        return draft
 
     def steps(self, length: int) -> Steps | None:
         """Returns NVIDIA's steps: 500 words of essays, otherwise `step_lines` lines, or 5 at a short context length."""
@@ -101,6 +107,49 @@ class NeedleGenerator(HaystackGenerator):
     def split_reference(self, reference: str) -> tuple[str, str]:
         """Splits a right answer into a start, which a teacher-forced task puts into the prompt, and the scored rest."""
         return "", reference
+
+    def is_absent(self, index: int) -> bool:
+        """Whether sample `index` asks for a key that is not in its text."""
+        return is_absent(self.options.absent, index, *self._name)
+
+    @abstractmethod
+    def asks_for_absent(self, index: int, draft: HaystackDraft, rng: random.Random) -> HaystackDraft:
+        """Returns sample `index` with a question about a key that is not in its text; only its texts may change."""
+
+    @abstractmethod
+    def says_absence(self, closing: str) -> str:
+        """Returns the text after the body, with a sentence on the right answer if the key is not in the text."""
+
+    @abstractmethod
+    def holds_value(self, answer: str) -> bool:
+        """Whether an answer holds a text that could be a value, in the prompt or not."""
+
+    def candidates(self, index: int, context_length: int) -> list[str]:
+        """Returns values in the text of sample `index`; the right one comes first if its key is there."""
+        draft = self.draft(index, context_length)
+        values = self.needle_values(index)
+        if isinstance(draft.haystack, LineHaystack):
+            lines = [draft.haystack.pool[i] for i in draft.haystack.order[:MOST_DISTRACTORS].tolist()]
+            values = [*values, *filter(None, map(self.value_of_line, lines))]
+        return list(dict.fromkeys(values))
+
+    @abstractmethod
+    def needle_values(self, index: int) -> list[str]:
+        """Returns the values of the needles of sample `index`, that of the key that `_make` asks for first."""
+
+    def value_of_line(self, line: str) -> str | None:
+        """Returns the value in a line of a haystack of needles, None if the haystack holds no values."""
+        return None
+
+    def _complete(self, index: int, draft: HaystackDraft) -> HaystackDraft:
+        if not self.options.absent:
+            return draft
+        if self.is_absent(index):
+            draft = self.asks_for_absent(index, draft, seeded_random(*self._name, index, "absent key"))
+            draft = dataclasses.replace(
+                draft, inserts=[dataclasses.replace(insert, is_queried=False) for insert in draft.inserts]
+            )
+        return dataclasses.replace(draft, closing=self.says_absence(draft.closing))
 
     def placed(self, index: int, needles: Sequence[str], queried: Container[int], first: int) -> list[Insert]:
         """Returns the needles at random depths, sorted by depth.
@@ -155,7 +204,8 @@ class NiahGenerator(NeedleGenerator):
         """Returns the NLL of a random guess among all values, in nats."""
         return log_count(self.options.type_needle_v)
 
-    def _make(self, index: int) -> HaystackDraft:
+    def _drawn(self, index: int) -> tuple[dict[str, list[str]], list[str], list[tuple[str, str]]]:
+        """Draws the values of each key, the keys of the question, and the needles (key, value) in random order."""
         rng = seeded_random(*self._name, index, "needles")
         options = self.options
         per_key = self.options.num_needle_v
@@ -165,15 +215,57 @@ class NiahGenerator(NeedleGenerator):
         queried = rng.sample(keys, options.num_needle_q)
         needles = [(key, value) for key in keys for value in values_of[key]]
         rng.shuffle(needles)
-        query = ", ".join(queried[:-1]) + ", and " + queried[-1] if len(queried) > 1 else queried[0]
+        return values_of, queried, needles
+
+    def _question(self, keys: Sequence[str]) -> tuple[str, str]:
+        """Returns the text after the body and the beginning of the answer of a question about these keys."""
+        query = ", ".join(keys[:-1]) + ", and " + keys[-1] if len(keys) > 1 else keys[0]
         template, noun = self._template
-        opening, closing = template.split("{context}")
+        closing = template.partition("{context}")[2].removeprefix("\n").format(type_needle_v=noun, query=query)
         prefix = self._wording.prefix_one if self.has_single_answer else self._wording.prefix_many
+        return ("\n" if self._inline else "") + closing, prefix.format(type_needle_v=noun, query=query)
+
+    def absent_keys(self, draft: HaystackDraft, rng: random.Random) -> list[str]:
+        """Draws as many keys as a question has, none of them in the text."""
+        texts = "".join(insert.text for insert in draft.inserts)
+        drawn: list[str] = []
+        while len(drawn) < self.options.num_needle_q:
+            drawn += draw_distinct(self.options.type_needle_k, 1, rng, {*self.haystack_strings, *drawn})
+            if drawn[-1] in texts:
+                drawn.pop()
+        return drawn
+
+    def asks_for_absent(self, index: int, draft: HaystackDraft, rng: random.Random) -> HaystackDraft:
+        """Returns the sample with a question about keys that are not in the text."""
+        closing, prefix = self._question(self.absent_keys(draft, rng))
+        return dataclasses.replace(draft, references=[NONE], closing=closing, answer_prefix=prefix)
+
+    def says_absence(self, closing: str) -> str:
+        """Returns the question with a sentence on the right answer if the key is not in the text."""
+        return f'{closing} If there is none, the answer is "{NONE}".'
+
+    def holds_value(self, answer: str) -> bool:
+        """Whether an answer holds a number, a pair of words with a hyphen, or a UUID, as the values of the task are."""
+        return contains_value(self.options.type_needle_v, answer)
+
+    def needle_values(self, index: int) -> list[str]:
+        """Returns the values of the needles, those of the first queried key first."""
+        values_of, queried, _ = self._drawn(index)
+        return [value for key in (queried[0], *values_of) for value in values_of[key]]
+
+    def value_of_line(self, line: str) -> str | None:
+        """Returns the value in a line of a haystack of needles."""
+        return line.rpartition(": ")[2].rstrip(".\n")
+
+    def _make(self, index: int) -> HaystackDraft:
+        values_of, queried, needles = self._drawn(index)
+        _, noun = self._template
+        closing, prefix = self._question(queried)
         return HaystackDraft(
             references=[value for key in queried for value in values_of[key]],
-            answer_prefix=prefix.format(type_needle_v=noun, query=query),
-            opening=[opening.format(type_needle_v=noun)],
-            closing=("\n" if self._inline else "") + closing.removeprefix("\n").format(type_needle_v=noun, query=query),
+            answer_prefix=prefix,
+            opening=[self._template[0].partition("{context}")[0].format(type_needle_v=noun)],
+            closing=closing,
             haystack=self._make_haystack(index),
             inserts=self.placed(
                 index,

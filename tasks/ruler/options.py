@@ -11,6 +11,7 @@ from sbeval.settings import (
     Expected,
     Flag,
     PathText,
+    Share,
     Tokens,
     WholeNumber,
     as_number,
@@ -81,6 +82,11 @@ class PlacedOptions(RulerOptions):
         description="Depths in percent of the first needle that the question is about; samples take them in turn: a "
         f'list, a number of evenly spaced depths, "grid" for {GRID_DEPTHS} of them, or "random" for RULER\'s random '
         "depths.",
+    )
+    absent: Share = Field(
+        default=0.0,
+        description="Share of samples that ask for a key that is not in the text; every prompt then says what the "
+        'answer is in that case ("none").',
     )
 
 

@@ -189,6 +189,12 @@ class RulerTask(BaseTask):
         """
         ranks = int(arguments.get("world_size", 1))
         chosen = [int(doc["index"]) for _, doc in self.chosen_samples({**arguments, "rank": 0, "world_size": 1})]
+        by_rank = [chosen[rank::ranks] for rank in range(ranks)]
+        scored = {
+            length: [[index for index in indices if self.fits[length][index]] for indices in by_rank]
+            for length in self.lengths
+        }
+        self.task_record = dataclasses.replace(self.task_record, **self.sample_facts(scored))
         if self.options.too_long == "truncate":
             sizes = {length: self.sizes.at_length(chosen, length, frame) for length in self.lengths}
             cut = {str(length): sum(size.cut_tokens > 0 for size in by.values()) for length, by in sizes.items()}
@@ -196,7 +202,7 @@ class RulerTask(BaseTask):
         if self.options.too_long != "leave_out":
             return
         name = self.config.task
-        fitting = {length: [index for index in chosen if self.fits[length][index]] for length in self.lengths}
+        fitting = {length: sorted(itertools.chain(*by_rank)) for length, by_rank in scored.items()}
         left_everywhere = set(chosen).difference(*fitting.values())
         if left_everywhere:
             raise UserError(
@@ -204,7 +210,7 @@ class RulerTask(BaseTask):
                 "other --samples or longer context_lengths."
             )
         for length, rank in itertools.product(self.lengths, range(ranks)):
-            if fitting[length] and not any(self.fits[length][index] for index in chosen[rank::ranks]):
+            if fitting[length] and not scored[length][rank]:
                 raise UserError(
                     f"{name}: none of the samples of rank {rank} fits {length} tokens: use fewer processes, a larger "
                     "--limit, or leave that length out."
@@ -220,6 +226,13 @@ class RulerTask(BaseTask):
             left_out_samples=left_out,
             samples_sha256={length: _sha256(indices) for length, indices in kept.items() if left_out[length]},
         )
+
+    def sample_facts(self, scored: Mapping[int, Sequence[Sequence[int]]]) -> dict[str, Any]:
+        """Returns fields of the task's record that depend on the chosen samples.
+
+        `scored` maps a length to the indices of the samples that are scored there, in one list for each rank.
+        """
+        return {}
 
     def make_requests(self, documents: Numbered, sizes: SizesByLength, frame: Frame) -> list[Instance]:
         """Makes the requests of the documents: one for each context length, in ascending order."""
@@ -268,6 +281,7 @@ class RulerTask(BaseTask):
                 "scripts": self.options.scripts,
                 "corpus": self.corpus_facts(self.options)[1:],
                 "tokenizer": self.counter.sha256,
+                **({"absent": absent} if (absent := getattr(self.options, "absent", 0)) else {}),
             },
             too_long=self.options.too_long,
         )
@@ -316,15 +330,23 @@ class RulerTask(BaseTask):
         """Returns the score of one cleaned answer, 0 to 1."""
         return string_match_all(answer, references)
 
+    def answer_scores(self, answer: str, doc: Mapping[str, Any]) -> dict[str, float]:
+        """Returns the metrics of one cleaned answer of a sample."""
+        return {"score": self.score(answer, doc["references"])}
+
+    def run_metrics(self) -> Mapping[str, bool]:
+        """Returns the metrics of each length in this run, mapped to whether higher is better."""
+        return self.metrics
+
     def process_results(self, doc: Mapping[str, Any], results: Sequence[Any]) -> dict[str, float]:
         """Returns the metrics of one sample at every context length."""
         from sbeval.scoring.non_finite import NoText  # imported late: it imports torch, which options do not need
 
-        references = doc["references"]
         scores: dict[str, float] = {}
         for length, answer in zip(doc["lengths"], results, strict=True):
             is_missing = isinstance(answer, NoText)
-            scores[metric_key("score", length)] = math.nan if is_missing else self.score(answer, references)
+            for metric, score in self.answer_scores("" if is_missing else answer, doc).items():
+                scores[metric_key(metric, length)] = math.nan if is_missing else score
             if self.thinking_tokens is not None:
                 cut = math.nan if is_missing else float(answer.facts.get(THINKING_CUT, False))
                 scores[metric_key(THINKING_CUT, length)] = cut
@@ -332,7 +354,7 @@ class RulerTask(BaseTask):
 
     def means(self) -> dict[str, bool]:
         """Returns the metric keys of all context lengths, mapped to whether higher is better."""
-        metrics = dict(self.metrics)
+        metrics = dict(self.run_metrics())
         if self.thinking_tokens is not None:
             metrics[THINKING_CUT] = False
         return {

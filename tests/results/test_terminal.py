@@ -137,3 +137,13 @@ def test_examples(numbers: tuple[float, ...], text: str) -> None:
 )
 def test_times_are_short(seconds: float, text: str) -> None:
     assert time_text(seconds) == text
+
+
+def test_needles_that_are_not_there_have_a_row_for_each_share() -> None:
+    names = ("found", "said_absent", "invented", "none_margin_there")
+    row = {f"{metric_key(name, 4096)},none": place / 4 for place, name in enumerate(names)}
+    lines = printed({"sb_niah_single_1": row}).splitlines()
+    assert [line.split("   ")[0].strip() for line in lines[1:]] == [
+        *("sb_niah_single_1, found", "sb_niah_single_1, said absent", "sb_niah_single_1, invented")
+    ]
+    assert [line.split()[-1] for line in lines[1:]] == ["0.000", "0.250", "0.500"]
