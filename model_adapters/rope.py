@@ -132,7 +132,7 @@ def _in_force(model: nn.Module, scaling: Mapping[str, Any] | None) -> dict[str, 
 
 
 def extrapolating(model: nn.Module, method: Extrapolation, tokenizer: Any = None) -> Changes:
-    """Returns the attributes to replace (with `held`) so that a model's attention uses an extrapolation method.
+    """Returns the changes, for `temporary_attributes`, with which a model's attention extrapolates by a method.
 
     Raises:
         UserError: the model has no rotary embeddings, has sliding windows, or has an attention of an unknown kind.

@@ -190,8 +190,14 @@ def _check_batch_size(batch_size: Any) -> None:
         )
 
 
-def _check_device(device: Any) -> None:
-    """Refuses a device that torch does not find; without this check, `hf` would silently use another device."""
+def check_device(device: Any) -> None:
+    """Refuses a device that torch does not find; without this check, `hf` would silently use another device.
+
+    Imports torch, unless the device is one that is never refused.
+
+    Raises:
+        UserError: there is no such device.
+    """
     # lm-eval passes cuda:0 by default; on a machine without a GPU `hf` then uses the CPU
     if device is None or str(device) in ("cpu", "cuda:0"):
         return
@@ -218,14 +224,14 @@ def check_shared_arguments(arguments: dict[str, Any], options: AdapterOptions) -
     Raises:
         UserError: an argument is wrong; the message names it, with the allowed values and the value found.
     """
-    import torch  # only here, as in `_check_device`
+    import torch  # only here, as in `check_device`
 
     check_dtypes(arguments)
     _refuse_quantisation(arguments)
     _name_subfolder(arguments)
     if arguments.get("softmax_dtype") not in (None, "float32", torch.float32):
         logger.warning("softmax_dtype is not used: log-probabilities are computed in float32 and added in float64")
-    _check_device(arguments.get("device"))
+    check_device(arguments.get("device"))
     if options.thinking_tokens is not None:
         if arguments.get("enable_thinking") not in (None, True):
             raise UserError(

@@ -11,7 +11,7 @@ from transformers.utils import deprecation
 
 Forward = Callable[..., Any]
 Changes = list[tuple[Any, dict[str, Any]]]
-"""Pairs of an object, such as a module, and the attribute values that it has while `held` replaces them."""
+"""Pairs of an object, such as a module, and the attribute values that it has inside `temporary_attributes`."""
 
 
 def replace_modules(model: nn.Module, stand_in: Callable[[nn.Module], nn.Module | None]) -> dict[str, nn.Module]:

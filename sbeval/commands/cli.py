@@ -62,7 +62,15 @@ def run(arguments: _Arguments = None) -> None:
             )
         )
         return
-    _load("sbeval.harness.run", "run")(arguments, check_run, find_finished)
+
+    def check(run: Any) -> bool:
+        lm_eval_tasks_needed = check_run(run)
+        if run.model == "sb":
+            # last, because it imports torch, and before tasks and the model are loaded
+            _load("sbeval.model_adapters.open.arguments", "check_device")(run.device)
+        return lm_eval_tasks_needed
+
+    _load("sbeval.harness.run", "run")(arguments, check, find_finished)
 
 
 @app.command()

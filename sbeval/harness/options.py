@@ -78,6 +78,7 @@ class RunOptions(NamedTuple):
         metadata: the metadata that tasks get: the model's arguments, `--metadata` and `SBEVAL_METADATA`.
         folders: folders of `--include_path`.
         batch_size: as the user wrote it.
+        device: as the user wrote it.
         output_path: folder or file for the results, None if they are only printed.
         limit: largest number of documents of each task, or, below 1, a fraction of them; None means all.
         samples: whether `--samples` chooses the documents.
@@ -89,6 +90,7 @@ class RunOptions(NamedTuple):
     metadata: Mapping[str, Any]
     folders: Sequence[str]
     batch_size: Any = None
+    device: Any = None
     output_path: str | None = None
     limit: float | None = None
     samples: bool = False
@@ -146,6 +148,7 @@ def run_options(options: Mapping[str, Any]) -> RunOptions:
         metadata=with_environment({**model_args, **metadata}),
         folders=[str(folder) for folder in ([folders] if isinstance(folders, str | Path) else folders)],
         batch_size=options.get("batch_size"),
+        device=options.get("device"),
         output_path=str(options["output_path"]) if options.get("output_path") else None,
         limit=options.get("limit"),
         samples=bool(options.get("samples")),

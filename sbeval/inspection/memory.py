@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from sbeval.checkpoints.facts import text_config
 from sbeval.errors import UserError
-from sbeval.models.config import WITH_ENTMAX
+from sbeval.models.config import SCALED, WITH_ENTMAX
 from sbeval.models.entmax.attention import block_bytes
 from sbeval.models.forgetting.layer import cached_channels
 from sbeval.models.mlp import MOST_TOKENS
@@ -69,6 +69,7 @@ class Sizes:
         rope_tables: pairs of tables of cosine and sine, one for each type of layers with RoPE parameters of its own.
         zones: whether an extrapolation method computes near and far query-key pairs ("zones") separately.
         entmax: whether attention materialises the logits of a block of queries, as entmax does.
+        scaled_queries: whether queries are multiplied in fp32 by factors that grow with the number of keys.
     """
 
     hidden_size: int
@@ -93,6 +94,7 @@ class Sizes:
     rope_tables: int = 0
     zones: bool = False
     entmax: bool = False
+    scaled_queries: bool = False
 
     def __str__(self) -> str:
         heads = f"{self.heads} heads of {self.head_dim}"
@@ -179,6 +181,7 @@ def sizes_of(model: PreTrainedModel) -> Sizes | None:
         holds_embeddings=not type(model).__module__.startswith("sbeval."),
         rope_tables=len(rope_entries(getattr(config, "rope_parameters", None))),
         entmax=config.model_type == "sbeval" and config.attention_weights in WITH_ENTMAX,
+        scaled_queries=config.model_type == "sbeval" and config.attention_weights in SCALED,
     )
 
 
@@ -266,8 +269,16 @@ def window_bytes(sizes: Sizes, tokens: int, scored: int, device: str, *, rows: i
     at_once = min(tokens, sizes.tokens_of_experts_at_once or tokens)
     in_mlp = tokens * (4 * width + inner * sizes.inner_size) + at_once * expert_channels
     held = sizes.rope_tables * 2 * sizes.head_dim * -(-tokens // rows) + sizes.holds_embeddings * tokens * width
-    of_logits = block_bytes(sizes.heads, sizes.key_value_heads, sizes.head_dim, tokens, device) if sizes.entmax else 0
-    in_attention_bytes = tokens * in_attention * sizes.item_bytes + of_logits
+    in_attention_bytes = tokens * in_attention * sizes.item_bytes
+    if sizes.entmax:
+        in_attention_bytes += block_bytes(
+            sizes.heads, sizes.key_value_heads, sizes.head_dim, tokens, device, batch=rows
+        )
+    if sizes.scaled_queries:
+        # the queries and their products in fp32, beside queries, keys and values
+        in_scaling_bytes = tokens * (2 * width + query + 3 * key) * sizes.item_bytes
+        in_scaling_bytes += tokens * 2 * query * torch.float32.itemsize
+        in_attention_bytes = max(in_attention_bytes, in_scaling_bytes)
     body = max(in_attention_bytes, in_mlp * sizes.item_bytes) + held * sizes.item_bytes
     logits = min(scored * sizes.vocabulary, CHUNK_LOGITS[device])
     # on a CPU logits are converted to fp32, and their exponentials exist beside them

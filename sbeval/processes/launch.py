@@ -26,7 +26,9 @@ def launch(arguments: Sequence[str]) -> None:
         UserError: the error of the first process that failed, or how it ended.
         EndedBySignal: a signal asked this process to end.
     """
-    chosen = _as_module(launch_command_parser().parse_args(list(arguments)))
+    parser = launch_command_parser()
+    parser.usage = f"sbeval launch [options of `accelerate launch`] {{{','.join(_COMMANDS)}}} [options of the command]"
+    chosen = _as_module(parser.parse_args(list(arguments)))
     # without PYTHONSAFEPATH a checkout in the current folder would hide the installed package
     os.environ |= {LAUNCHED: "1", "PYTHONSAFEPATH": "1"}
     logging.disable(logging.CRITICAL)  # silenced in this process only, since launchers log pages about a failure

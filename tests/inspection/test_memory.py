@@ -1,5 +1,6 @@
 """Memory grows with the length, the longest length is the last that fits, and slots are as large as the adapter's."""
 
+import dataclasses
 import json
 import re
 
@@ -16,6 +17,7 @@ from sbeval.inspection.command import inspect
 from sbeval.inspection.description import describe
 from sbeval.model_adapters.generate.slots.schedule import slot_bytes
 from sbeval.models import SbevalForCausalLM, preset
+from sbeval.models.entmax.attention import block_bytes
 from tests.models.small import VARIANTS, small_model
 from tests.scoring.live_bytes import peak_bytes
 
@@ -171,3 +173,19 @@ def test_sizes_are_read_with_their_units(text: str, size: int) -> None:
 def test_what_is_no_size_is_one_sentence(text: str) -> None:
     with pytest.raises(UserError, match="--memory"):
         memory.read_memory(text)
+
+
+@given(texts=st.integers(1, 8), tokens=st.integers(1, 128))
+def test_the_logits_of_entmax_in_a_batch_are_those_of_each_text(texts: int, tokens: int) -> None:
+    assert block_bytes(4, 2, 8, texts * tokens, "cpu", batch=texts) == texts * block_bytes(4, 2, 8, tokens, "cpu")
+
+
+@pytest.mark.parametrize("weights", ["ssmax", "asentmax"])
+def test_scaled_queries_take_no_less_memory(weights: str) -> None:
+    with torch.device("meta"):
+        model = SbevalForCausalLM(preset("350m", attention="rope", attention_weights=weights)).bfloat16()
+    scaled = memory.sizes_of(model)
+    without = dataclasses.replace(scaled, scaled_queries=False)
+    for tokens in (64, 4096):
+        bytes_scaled, bytes_without = (memory.window_bytes(s, tokens, 1, "cuda") for s in (scaled, without))
+        assert bytes_scaled >= bytes_without

@@ -15,6 +15,8 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from sbeval.processes.signals import raising_on_signals
+
 ROOT = Path(__file__).parents[2]
 ROOMS = ("sbeval", "tasks", "model_adapters", "reports")
 
@@ -221,16 +223,17 @@ def noticed(fault: Fault, *, exhaustive: bool = False) -> bool:
     file.write_text(right.replace(fault.code, fault.wrong), encoding="utf-8")
     tests = [f"tests/{place}" for place in fault.tests.split()]
     chosen = [] if exhaustive else ["-m", "not exhaustive"]
-    try:
-        ended = subprocess.run(
-            [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *chosen, *tests],
-            cwd=ROOT,
-            env={"OMP_NUM_THREADS": "1"} | os.environ,
-            capture_output=True,
-            text=True,
-        )
-    finally:
-        file.write_text(right, encoding="utf-8")
+    with raising_on_signals():
+        try:
+            ended = subprocess.run(
+                [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *chosen, *tests],
+                cwd=ROOT,
+                env={"OMP_NUM_THREADS": "1"} | os.environ,
+                capture_output=True,
+                text=True,
+            )
+        finally:
+            file.write_text(right, encoding="utf-8")
     if ended.returncode not in (0, 1):
         raise RuntimeError(f"pytest ended with {ended.returncode}: {ended.stdout[-2000:]}")
     return ended.returncode == 1

@@ -36,7 +36,7 @@ def started(folder: Path) -> list[str]:
 def test_a_second_sweep_ends_in_one_sentence_and_a_killed_one_goes_on_where_it_was(tmp_path: Path) -> None:
     assert run_sweep(sweep(tmp_path), only="one/t") == []
     (tmp_path / "out/started.txt").rename(tmp_path / "out/before.txt")
-    with subprocess.Popen(command(tmp_path, "slow:60"), stdout=subprocess.DEVNULL) as first:
+    with subprocess.Popen(command(tmp_path, "slow:600"), stdout=subprocess.DEVNULL) as first:
         try:
             wait_for(tmp_path / "out/started.txt")
             for options, place in (((), "out"), (("--run", "two/t"), "out/two/t")):

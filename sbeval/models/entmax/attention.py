@@ -142,10 +142,13 @@ def _attend(
     return torch.cat(outputs, dim=2)
 
 
-def block_bytes(heads: int, key_heads: int, head_dim: int, tokens: int, device_type: str) -> int:
-    """Returns the bytes that a block needs at its peak: its logits and weights, and the fp32 copy of the keys."""
+def block_bytes(heads: int, key_heads: int, head_dim: int, tokens: int, device_type: str, *, batch: int = 1) -> int:
+    """Returns the bytes that a block needs at its peak: its logits and weights, and the fp32 copy of the keys.
+
+    `tokens` is the number of tokens in all `batch` sequences, which are equally long.
+    """
     row = TENSORS_OF_A_BLOCK * heads * tokens
-    elements = max(row, min(BLOCK_ELEMENTS[device_type], row * tokens))
+    elements = max(row, min(BLOCK_ELEMENTS[device_type], row * -(-tokens // batch)))
     return torch.float32.itemsize * (elements + key_heads * tokens * head_dim)
 
 

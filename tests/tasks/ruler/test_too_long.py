@@ -105,6 +105,15 @@ def test_the_limit_counts_samples_that_fit_somewhere(metadata: dict[str, Any], l
             task.build_all_requests(samples=[index], rank=0, world_size=1)
 
 
+@pytest.mark.parametrize("too_long", ["leave_out", "truncate"])
+def test_scripts_are_refused_where_the_first_sample_does_not_fit(metadata: dict[str, Any], too_long: str) -> None:
+    options = {**metadata, "scripts": "nvidia", "too_long": too_long}
+    first = needed(load_task(QA, {**options, "context_lengths": [3000]}))[0]
+    with pytest.raises(UserError, match=f"does not fit {first - 1} tokens: remove that length, or scripts"):
+        prompts(load_task(QA, {**options, "context_lengths": [first - 1]}))
+    assert prompts(load_task(QA, {**options, "context_lengths": [3000]}))
+
+
 def test_every_rank_counts_the_samples_of_all(metadata: dict[str, Any], lengths: list[int]) -> None:
     options = {**metadata, "context_lengths": lengths, "too_long": "leave_out"}
     tasks = [load_task(QA, options) for _ in range(2)]
