@@ -106,6 +106,7 @@ def sharded(rank: int, expected: dict[int, float]) -> None:
     assert numbers(fully_shard(model, mesh=mesh)) == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.exhaustive
 def test_every_process_of_a_sharded_model_has_the_curve() -> None:
     run_ranks(sharded, numbers(small_nope()), processes=2)
 

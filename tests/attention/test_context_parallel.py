@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sbeval.attention import stickbreaking_attention, zigzag
 from sbeval.attention.context_parallel import ContextParallel
+from tests.marks import exhaustive
 
 TOKENS, HEADS, GROUPS, HEAD_DIM = 360, 4, 2, 16
 OPTIONS: dict[str, Any] = {"dense": {}, "current": {"attend_current": True}, "skipping": {"skip_threshold": 1e-6}}
@@ -64,7 +65,7 @@ def worker(rank: int, folder: Path) -> None:
     dist.destroy_process_group()
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[4, *exhaustive(2)])
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("ranks")
     run_ranks(worker, folder, processes=request.param)

@@ -32,6 +32,7 @@ from sbeval.inspection.memory import _integer
 from sbeval.models import SbevalForCausalLM, preset
 from tests.checkpoints.layouts import dolomite, fla, save
 from tests.checkpoints.test_moduleformer import checkpoint as moduleformer
+from tests.marks import exhaustive
 from tests.models.small import VARIANTS, small_model
 
 HEADS: dict[str, Any] = {"head_bias": True, "head_norm": True}
@@ -138,7 +139,7 @@ def sparse_checkpoint(folder: Path, config: Any) -> int:
     return 8 + len(written) + end
 
 
-@pytest.mark.parametrize("name", ["3b", "moe-6.5b"])
+@pytest.mark.parametrize("name", ["moe-6.5b", *exhaustive("3b")])
 def test_gigabytes_of_weights_are_described_without_being_read(name: str, tmp_path: Path) -> None:
     describe(shipped_checkpoints()[0])  # what imports take
     size = sparse_checkpoint(tmp_path, preset(name))

@@ -87,8 +87,20 @@ def differing(found: Any, expected: Any, path: str = "") -> Iterator[str]:
         yield f"{path}: {found} instead of {expected}"
 
 
-@pytest.mark.parametrize("tasks", [PERPLEXITY, RECALL], ids=["perplexity", "recall"])
-@pytest.mark.parametrize("architecture", ["llama", "stickbreaking"])
+@pytest.mark.parametrize(
+    ("architecture", "tasks"),
+    [
+        pytest.param("llama", PERPLEXITY, id="llama-perplexity"),
+        *(
+            pytest.param(architecture, tasks, id=f"{architecture}-{name}", marks=pytest.mark.exhaustive)
+            for architecture, tasks, name in (
+                ("llama", RECALL, "recall"),
+                ("stickbreaking", PERPLEXITY, "perplexity"),
+                ("stickbreaking", RECALL, "recall"),
+            )
+        ),
+    ],
+)
 def test_hf_gives_the_numbers_of_sb(architecture, tasks, checkpoint, metadata):
     folder = checkpoint(architecture, adds_bos=architecture == "llama")
     metadata |= LONG if tasks is RECALL else {}
@@ -117,6 +129,7 @@ def vllm(monkeypatch) -> tuple[type[LLM], Callable[..., Any]]:
     return install_vllm(monkeypatch), importlib.import_module("lm_eval.models.vllm_causallms").VLLM
 
 
+@pytest.mark.exhaustive
 def test_vllm_is_called_as_lm_eval_calls_it_and_gives_the_numbers_of_sb(vllm, checkpoint, metadata):
     folder, (engine, load) = checkpoint("rope"), vllm
     expected = numbers(get_model("sb")(str(folder), device="cpu", dtype="float32"), PERPLEXITY, metadata, folder)

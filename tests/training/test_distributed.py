@@ -40,6 +40,7 @@ def test_sharded_weights_learn_the_same_stop_and_resume_and_leave_the_same_check
     assert (two / "config.json").read_text() == (one / "config.json").read_text()
 
 
+@pytest.mark.exhaustive
 def test_processes_whose_documents_fill_different_numbers_of_batches_wait_for_each_other(tmp_path, data_folder):
     save_tiny_llama(tmp_path / "llama", data_folder)
     draw = np.random.default_rng(0)
@@ -54,6 +55,7 @@ def test_processes_whose_documents_fill_different_numbers_of_batches_wait_for_ea
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), abs=1e-4)
 
 
+@pytest.mark.exhaustive
 def test_processes_that_share_windows_learn_the_same(tmp_path, data_folder):
     parent = save_parent(tmp_path / "parent", data_folder)
     options = [str(parent), "--data", str(data_folder), "--documents", "joined", *RUN]

@@ -35,6 +35,7 @@ def test_twenty_steps_lower_the_loss_and_leave_a_checkpoint_with_its_record(tmp_
     assert AutoTokenizer.from_pretrained(checkpoint).eos_token == "<|endoftext|>"
 
 
+@pytest.mark.exhaustive
 def test_a_killed_run_loses_and_repeats_no_step(tmp_path, data_folder):
     recipe = tiny_recipe(steps=100, save_every_steps=10)
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(recipe.model_dump(mode="json")))

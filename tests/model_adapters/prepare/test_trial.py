@@ -176,6 +176,7 @@ def worker(rank: int, out: Any) -> None:
     torch.save((prepared.kept, prepared.notes, model(TOKENS).logits), out / f"{rank}.pt")
 
 
+@pytest.mark.exhaustive
 def test_the_first_of_several_processes_decides_for_all(tmp_path):
     run_ranks(worker, tmp_path, processes=2)
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))

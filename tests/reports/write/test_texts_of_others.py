@@ -160,7 +160,7 @@ class Page(HTMLParser):
             self.texts.append(data)
 
 
-@pytest.mark.parametrize("seed", [1, *exhaustive(0, 2, 3)])
+@pytest.mark.parametrize("seed", exhaustive(0, 1, 2, 3))
 def test_any_text_gives_files_that_parse_without_a_character_that_acts(seed: int, tmp_path: Path) -> None:
     write_any_texts(tmp_path, AnyTexts(seed))
     formats = ("svg", "png", "pdf") if seed == 0 else ("svg",)

@@ -21,6 +21,7 @@ from sbeval.results.records import TaskRecord
 from sbeval.scoring.requests import TargetLogprobs, resolve_sequence
 from sbeval.tasks.recall.questions import associations
 from sbeval.tasks.ruler.absent import is_absent
+from tests.marks import exhaustive
 
 GENERATED = ("sb_niah_single_1", "sb_niah_multikey_2", "sb_niah_multiquery", "sb_niah_multivalue", "sb_json_kv")
 GENERATED += ("sb_niah_multikey_1", "sb_association", "sb_turns")
@@ -102,7 +103,7 @@ def test_the_first_samples_hold_the_share(share: float) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", GENERATED)
+@pytest.mark.parametrize("name", [*GENERATED[:2], *exhaustive(*GENERATED[2:])])
 def test_only_the_question_of_a_sample_changes(name: str, kind: str, folder: Path, metadata: dict[str, Any]) -> None:
     options = {**metadata, "tokenizer": str(folder / kind), "context_lengths": [4000]}
     task = load_task(name, options)
@@ -174,7 +175,7 @@ def test_scores_are_those_of_the_logged_samples(metadata: dict[str, Any]) -> Non
         assert shares(results, name, length) == pytest.approx([np.mean(found), np.mean(said), np.mean(invented)])
 
 
-@pytest.mark.parametrize("name", FORCED)
+@pytest.mark.parametrize("name", [FORCED[0], *exhaustive(*FORCED[1:])])
 def test_a_choice_by_log_probability_needs_no_generation(name: str, metadata: dict[str, Any]) -> None:
     def right(answer: str, right_answer: str) -> float:
         return -0.5 if answer in right_answer else -3.0

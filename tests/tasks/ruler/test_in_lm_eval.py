@@ -135,6 +135,7 @@ def test_a_file_in_another_layout_is_refused(metadata):
             load_task(f"sb_ruler_qa_{name}", {**metadata, name: metadata[other]})
 
 
+@pytest.mark.exhaustive
 def test_a_length_too_short_for_one_task_is_absent_there_and_run_by_the_others(metadata, caplog):
     sizes = load_task("sb_ruler_cwe", metadata).sizes
     needed = sizes.filler(3000, Frame()).minimum_length(range(metadata["num_samples"]))
