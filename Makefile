@@ -59,12 +59,13 @@ $(INSTALLED): pyproject.toml constraints.txt setup.py
 demo: $(INSTALLED)
 	$(BIN)/sbeval demo
 
+# images of containers switch bytecode off: every process would then compile the tree again
 test: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(TEST_WORKERS) -m "not exhaustive" $(TESTS)
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n $(TEST_WORKERS) -m "not exhaustive" $(TESTS)
 
 # pytest's exit code 5: none of TESTS is left to run
 test-all: test
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(TEST_WORKERS) -m exhaustive $(TESTS) || test $$? = 5
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n $(TEST_WORKERS) -m exhaustive $(TESTS) || test $$? = 5
 
 test-machines: $(INSTALLED)
 	$(BIN)/python tests/measures/machines.py --workers $(TEST_WORKERS) $(ROWS)

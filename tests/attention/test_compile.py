@@ -40,6 +40,7 @@ def test_compiled_whole_gives_the_same_with_gradients(impl: str, call: str, back
     torch.testing.assert_close(outputs_and_gradients(p, compiled, **options), outputs_and_gradients(p, **options))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("impl", ["triton", *exhaustive("blockwise")])
 def test_one_trace_serves_every_length_and_gradients_are_the_same(impl: str) -> None:
     torch._dynamo.reset()

@@ -39,6 +39,7 @@ def on_device(lengths: list[int]) -> Tensor:
     return torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
 
 
+@pytest.mark.exhaustive
 @given(
     lengths=st.lists(st.integers(5, 140), min_size=1, max_size=3), queries=st.integers(1, 5), splits=st.integers(1, 9),
     first_splits=st.integers(1, 9), fewest_tiles=st.integers(1, 3), shared=st.integers(1, 3),

@@ -42,6 +42,7 @@ def in_blocks(q: Tensor, k: Tensor, v: Tensor, cuts: Sequence[int], **options: A
     return combined(blocks)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())

@@ -263,6 +263,7 @@ def test_tokens_that_are_gone_or_cannot_be_kept_are_one_clear_error(
             use()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("adds_bos", [False, True])
 @settings(max_examples=60, deadline=None)
 @given(text=st.lists(st.sampled_from(["the quick ", "fox é 😀 ", "\n\n", " ", "jumps", "a\u3000b "]), min_size=200))

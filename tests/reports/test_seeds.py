@@ -93,6 +93,7 @@ def test_one_seed_can_be_shown_alone(tmp_path: Path) -> None:
     assert pool_seeds(chosen).models[0].seeds == 1
 
 
+@pytest.mark.exhaustive
 def test_the_scheme_recipes_become_the_papers_three_panels(tmp_path: Path) -> None:
     write_schemes(tmp_path)
     results = pool_seeds(load_results([tmp_path]))

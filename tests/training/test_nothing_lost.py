@@ -95,6 +95,7 @@ def test_a_checkpoint_begun_before_a_kill_is_written_anew_and_folders_of_like_na
     assert ours["model.safetensors"] == theirs["model.safetensors"]
 
 
+@pytest.mark.exhaustive
 def test_states_of_a_user_stay_and_older_ones_of_the_run_go(tmp_path, data_folder):
     recipe = tiny_recipe(steps=5, save_every_steps=1)
     assert train(recipe, tmp_path, data_folder=data_folder, max_seconds=0.0) is None

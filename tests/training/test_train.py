@@ -131,6 +131,7 @@ def test_sharded_weights_need_processes_and_a_run_begun_with_them_goes_on_with_t
         train(STOPPED, stopped, data_folder=data_folder)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("writer", "own", "place", "message", "parts"),
     [
