@@ -109,6 +109,7 @@ def test_rows_may_each_hold_several_texts() -> None:
     assert_close(found[1, 1:], model(ids[1:, 1:]).logits[0])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("batch", ["packed", *exhaustive("whole", "padded")])
 def test_compiles_without_a_graph_break(batch: str) -> None:
     model, ids = named(), tokens(2, 12)
@@ -171,6 +172,7 @@ def sharded(rank: int, file: Path) -> None:
         torch.save(logits, file)
 
 
+@pytest.mark.exhaustive
 def test_trains_sharded_over_two_processes(tmp_path: Path) -> None:
     run_ranks(sharded, tmp_path / "logits", processes=2)
     assert_close(torch.load(tmp_path / "logits"), two_steps(named(), tokens(2, 12)))
@@ -185,6 +187,7 @@ def trained(model: Any, folder: Path) -> list[float]:
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
+@pytest.mark.exhaustive
 def test_a_trainer_s_losses_over_50_steps_are_those_of_this_family(tmp_path: Path) -> None:
     model = named()
     ours = oracle(model)

@@ -25,6 +25,7 @@ from sbeval.evaluation import run_tasks
 from sbeval.models import SbevalForCausalLM
 from sbeval.reports import draw, load_results
 from sbeval.reports.publish import curves_of
+from tests.marks import exhaustive
 
 DEVICE = os.environ.get("SBEVAL_TEST_DEVICE", "cpu")  # not asked of CUDA: two processes are without it
 TASK = "sb_text_fixed_target"
@@ -196,7 +197,7 @@ def one_fails(rank: int, raise_errors: bool) -> None:
     assert not lengths.curves
 
 
-@pytest.mark.parametrize("raise_errors", [False, True])
+@pytest.mark.parametrize("raise_errors", [False, *exhaustive(True)])
 def test_every_process_leaves_out_an_evaluation_that_failed_in_one(raise_errors: bool) -> None:
     run_ranks(one_fails, raise_errors, processes=2)
 

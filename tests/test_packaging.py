@@ -21,6 +21,7 @@ def test_the_package_list_is_complete() -> None:
     assert sorted(PYPROJECT["tool"]["setuptools"]["packages"]) == sorted(package_folders())
 
 
+@pytest.mark.exhaustive
 def test_the_wheel_holds_every_module(wheel: Path) -> None:
     expected = {
         name.replace(".", "/") + ("/__init__.py" if file.name == "__init__.py" else ".py")
@@ -29,6 +30,7 @@ def test_the_wheel_holds_every_module(wheel: Path) -> None:
     assert expected == {name for name in names_in(wheel) if name.endswith(".py")}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("folder", "pattern", "place"),
     [
@@ -45,6 +47,7 @@ def test_the_wheel_holds_the_data(wheel: Path, folder: str, pattern: str, place:
     assert {f"{place}/{path.relative_to(ROOT / folder).as_posix()}" for path in files} <= names_in(wheel)
 
 
+@pytest.mark.exhaustive
 def test_the_wheel_holds_nothing_else(wheel: Path) -> None:
     assert {name.partition("/")[0].partition("-")[0] for name in names_in(wheel)} == {"sbeval", "sbeval_autoload.pth"}
     assert not [name for name in names_in(wheel) if "__pycache__" in name]
@@ -145,6 +148,7 @@ def test_every_dependency_is_pinned() -> None:
         assert requirement.specifier.contains(exact.version), requirement
 
 
+@pytest.mark.exhaustive
 def test_nothing_lies_in_the_wheel_twice_but_the_tokenizer_of_two_checkpoints(wheel: Path) -> None:
     names: dict[int, list[str]] = {}
     for name, checksum in contents(wheel).items():

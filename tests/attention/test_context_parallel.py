@@ -65,7 +65,7 @@ def worker(rank: int, folder: Path) -> None:
     dist.destroy_process_group()
 
 
-@pytest.fixture(scope="module", params=[4, *exhaustive(2)])
+@pytest.fixture(scope="module", params=exhaustive(2, 4))
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("ranks")
     run_ranks(worker, folder, processes=request.param)

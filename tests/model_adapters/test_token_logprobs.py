@@ -58,6 +58,7 @@ def test_a_request_made_twice_runs_once(checkpoint, corpus):
     np.testing.assert_array_equal(first.logprobs, second.logprobs)
 
 
+@pytest.mark.exhaustive
 def test_out_of_memory_halves_the_batch_and_loses_nothing(checkpoint, corpus):
     requests = requests_for(corpus, [(start, 24, 24) for start in range(9)])
     expected = load_lm(checkpoint("llama"), max_batch_tokens=24).token_logprobs(requests, disable_tqdm=True)

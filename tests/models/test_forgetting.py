@@ -86,6 +86,7 @@ def test_flex_attention_adds_the_same_bias(length: int, groups: int) -> None:
     assert_close(found.double(), by_definition(q, k, v, log_gates, 0.3), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=15, deadline=None)
 @given(
     length=st.sampled_from([129, 500]),

@@ -71,6 +71,7 @@ def test_extension_stopped_and_resumed_loses_and_repeats_no_step(tmp_path, data_
     assert record_of(parts)["tokens_seen"] == 3 * 512
 
 
+@pytest.mark.exhaustive
 def test_gradient_accumulation_changes_nothing(tmp_path, parent, data_folder):
     def trained(micro):
         optimization = settings(1024, 512, micro_batch_tokens=micro, learning_rate=3e-3)

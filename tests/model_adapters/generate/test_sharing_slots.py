@@ -98,6 +98,7 @@ def test_memory_that_runs_out_halves_the_slots_and_generates_nothing_twice(check
     assert (in_slots, sorted(given)) == ([4, 2], sorted(expected))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("architecture", "drafts", "after"),
     [("stickbreaking", 3, 6), *exhaustive(("stickbreaking", 3, 17), ("rope", 0, 1))],

@@ -237,6 +237,7 @@ def test_a_faster_model_is_compiled_whole_and_once(architecture):
     assert len(graphs) == 1
 
 
+@pytest.mark.exhaustive
 def test_generation_with_a_static_cache_is_compiled_and_the_same(monkeypatch):
     model = odd("llama", head_dim=16)
     settings: dict[str, Any] = {"max_new_tokens": 5, "do_sample": False}

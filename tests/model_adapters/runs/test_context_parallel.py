@@ -131,6 +131,7 @@ def found(folders, arguments, tmp_path_factory) -> list[dict[str, Any]]:
     return [torch.load(out / f"{rank}.pt") for rank in range(PROCESSES)]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", CASES)
 def test_windows_scored_together_have_the_log_probabilities_of_one_process(name, found, checkpoint, arguments):
     alone = load(checkpoint(CASES[name][1]))

@@ -238,6 +238,7 @@ def test_null_is_recorded_in_every_metric_where_it_is_asked_for(folder: Path, en
         assert all(map(math.isnan, values)), (name, found)
 
 
+@pytest.mark.exhaustive
 def test_null_takes_no_number_from_other_lengths_and_documents(folder: Path, environment: None) -> None:
     names = [*TASKS[:3], "small_choice", *PROTOCOLS]
     sound = run(folder, load(folder, non_finite="null"), names)

@@ -58,7 +58,7 @@ def test_a_user_s_file_of_a_report_s_name_is_named_and_stays(results: Path, writ
         assert mine.read_text() == "<html>mine</html>"
 
 
-@pytest.mark.parametrize("name", ["figures", *exhaustive("latex")])
+@pytest.mark.parametrize("name", exhaustive("figures", "latex"))
 def test_a_file_in_place_of_a_folder_is_named_before_writing(results: Path, name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text("mine")
     with unchanged(tmp_path), pytest.raises(UserError, match=f"{tmp_path / name} is in the way; no report wrote it"):

@@ -26,7 +26,6 @@ OF_EACH_KIND = (
     "sb_niah_multikey_2",
     "sb_niah_multivalue",
     "sb_ruler_vt",
-    "sb_ruler_cwe",
     "sb_ruler_fwe",
     "sb_ruler_qa_squad",
 )
@@ -128,7 +127,7 @@ TEMPLATE = (
 
 
 @pytest.mark.parametrize("options", [{}, {"answer_prefix": False}, {"thinking_tokens": 600}], ids=str)
-@pytest.mark.parametrize("name", ["sb_ruler_qa_squad", "sb_json_kv", *exhaustive("sb_niah_multiquery", "sb_ruler_cwe")])
+@pytest.mark.parametrize("name", ["sb_ruler_qa_squad", *exhaustive("sb_json_kv", "sb_niah_multiquery", "sb_ruler_cwe")])
 def test_a_length_is_the_whole_prompt_as_the_model_reads_it(folder, corpora, name, options):
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "sentencepiece")
     tokenizer.add_special_tokens({"additional_special_tokens": ["[gMASK]"]})

@@ -18,6 +18,7 @@ from sbeval.results.records import TaskRecord
 from sbeval.results.terminal import compact_table
 from sbeval.scoring.requests import TargetLogprobs, resolve_sequence
 from sbeval.tasks.recall.questions import load_questions
+from tests.marks import exhaustive
 
 QA = "sb_ruler_qa_squad"
 
@@ -177,7 +178,7 @@ def test_a_text_that_does_not_fit_loses_its_middle(metadata: dict[str, Any], len
         load_task(QA, {**options, "context_lengths": [too_short], "too_long": "truncate"})
 
 
-@pytest.mark.parametrize("too_long", ["truncate", "leave_out", "refuse"])
+@pytest.mark.parametrize("too_long", ["truncate", *exhaustive("leave_out", "refuse")])
 def test_questions_on_long_texts_are_cut_unless_told_otherwise(too_long: str, metadata: dict[str, Any]) -> None:
     name = "sb_longbench2_short"
     options = {**metadata, "num_samples": 60, "context_lengths": [2000, 8000]}
@@ -211,6 +212,7 @@ def broken(spec: Any) -> bool:
     return any(point["y"] is None for point in points)
 
 
+@pytest.mark.exhaustive
 def test_a_page_counts_them_and_joins_no_other_samples(
     metadata: dict[str, Any], lengths: list[int], tmp_path: Path
 ) -> None:
