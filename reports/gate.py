@@ -110,8 +110,8 @@ def _name(rule: "Rule") -> str:
 def _judge_task(task: str, rules: Sequence["Rule"], sides: tuple[Side, Side], confidence: float) -> list[Judged]:
     if any(text.task == task for side in sides for text in side.texts()):
         differences, obstacles = paired_differences(sides, task, confidence=confidence)
-        by_length = [pair for rule in rules for pair in _by_length(rule, differences)]
-        return [_judge_text(whole, of_length, differences, obstacles) for whole, of_length in by_length]
+        pairs = [pair for rule in rules for pair in _by_length(rule, differences)]
+        return [_judge_text(whole, of_length, differences, obstacles) for whole, of_length in pairs]
     if any(rule.up_to for rule in rules):
         raise UserError(f"A rule for {task} has up_to, which is only for tasks with NLL by length: use length.")
     sums = {} if task == RULER else _sums(rules, sides)

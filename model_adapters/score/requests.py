@@ -125,7 +125,7 @@ def token_logprobs(session: Session, requests: Instances, *, quiet: bool) -> lis
     Raises:
         UserError: windows of `rolling` or `stream` are scored through a replaced cache.
     """
-    protocols = {getattr(request, "protocol", None) for request in requests}
+    protocols = {str(getattr(request, "protocol", "")) for request in requests}
     for protocol in sorted(protocols & _WITHOUT_CONTEXT):
         _refuse_cache(session, f"the protocol {protocol}")
     warn_of_other_tokens(session.opened.tokenizer, [request.args[0] for request in requests])

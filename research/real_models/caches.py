@@ -20,7 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
+import vl_convert
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
@@ -28,6 +30,11 @@ from sbeval.caches.build import CacheBuilder
 from sbeval.caches.choice import parse_cache
 from sbeval.corpora.tokenizers import prefix_token_id
 from sbeval.reports.analyse.statistics import simultaneous_band
+from sbeval.reports.figures.labels import Caption
+from sbeval.reports.figures.lines import SCORE_TOOLTIP, length_figure
+from sbeval.reports.figures.theme import series_looks
+from sbeval.reports.read.fields import length_text
+from sbeval.reports.read.results import LENGTH
 from sbeval.scoring.body import cache_argument
 
 FULL = "full"
@@ -100,28 +107,79 @@ def measure(options: argparse.Namespace) -> None:
                     file.write(json.dumps(line) + "\n")
 
 
-def print_table(nll: dict[Key, float]) -> None:
-    """Prints a Markdown table of paired differences to the full cache, with bands simultaneous over lengths."""
+def differences(nll: dict[Key, float]) -> pd.DataFrame:
+    """Returns paired differences to the full cache by cache and length, with bands simultaneous over lengths.
+
+    The row with length 0 is the difference at the last length minus that at the first. Only documents that have all
+    caches at all lengths of the full cache count; a cache may lack lengths.
+    """
     lengths = sorted({length for _, length, _ in nll})
-    names = sorted({name for name, _, _ in nll})
-    whole = [name for name in names if all((name, length, FULL) in nll for length in lengths)]
-    print(f"{len(whole)} documents")
-    print("| cache |" + "".join(f" {length} |" for length in lengths))
-    print("| --- |" + " ---: |" * len(lengths))
-    full_CK = np.array([[nll[name, length, FULL] for length in lengths] for name in whole])
-    print("| full (NLL) |" + "".join(f" {value:.4f} |" for value in full_CK.mean(0)))
-    for cache in dict.fromkeys(cache for _, _, cache in nll if cache != FULL):
-        differences_CK = np.array([[nll[name, length, cache] for length in lengths] for name in whole]) - full_CK
-        further_CK = [
-            differences_CK,
-            differences_CK[:, -1:] - differences_CK[:, :1],
-        ]  # from the first to the last length
-        band = simultaneous_band(np.concatenate(further_CK, axis=1), np.ones(len(whole)))
-        cells = [
-            f" {value:+.4f} |" if math.isnan(low) else f" {value:+.4f} [{low:+.4f}, {high:+.4f}] |"
-            for value, low, high in band
-        ]
-        print(f"| {cache} |" + "".join(cells[:-1]) + f" from first to last:{cells[-1]}")
+    caches = [cache for cache in dict.fromkeys(cache for _, _, cache in nll) if cache != FULL]
+    of_cache = {
+        cache: [length for length in lengths if any(key[1:] == (length, cache) for key in nll)] for cache in caches
+    }
+    needed = [(length, cache) for cache, measured in of_cache.items() for length in measured]
+    needed += [(length, FULL) for length in lengths]
+    names = [name for name in dict.fromkeys(name for name, _, _ in nll) if all((name, *each) in nll for each in needed)]
+    rows = []
+    for cache, measured in of_cache.items():
+        full_CK, found_CK = (
+            np.array([[nll[name, length, each] for length in measured] for name in names]) for each in (FULL, cache)
+        )
+        differences_CK = found_CK - full_CK
+        growth_C1 = differences_CK[:, -1:] - differences_CK[:, :1]
+        band = simultaneous_band(np.concatenate([differences_CK, growth_C1], axis=1), np.ones(len(names)))
+        for length, (value, low, high) in zip([*measured, 0], band, strict=True):
+            row = {"setting": cache, LENGTH: length, "value": value, "ci95_low": low, "ci95_high": high}
+            rows.append({**row, "clusters": len(names)})
+    full_K = [float(np.mean([nll[name, length, FULL] for name in names])) for length in lengths]
+    for length, value in zip(lengths, full_K, strict=True):
+        row = {"setting": FULL, LENGTH: length, "value": value, "ci95_low": math.nan, "ci95_high": math.nan}
+        rows.append({**row, "clusters": len(names)})
+    return pd.DataFrame(rows)
+
+
+def print_table(table: pd.DataFrame) -> None:
+    """Prints the differences as Markdown; the first row is the NLL with the full cache."""
+    lengths = sorted({*table[LENGTH]} - {0})
+    print(f"{table['clusters'].max()} documents\n")
+    print("| cache |" + "".join(f" {length_text(length)} |" for length in lengths) + " last minus first |")
+    print("| --- |" + " ---: |" * (len(lengths) + 1))
+    for cache in [FULL, *(name for name in dict.fromkeys(table["setting"]) if name != FULL)]:
+        cells = []
+        for length in [*lengths, 0]:
+            found = table[(table["setting"] == cache) & (table[LENGTH] == length)]
+            cells.append("" if found.empty else _cell(found.iloc[0], cache == FULL))
+        print(f"| {cache} |" + "".join(f" {cell} |" for cell in cells))
+
+
+def _cell(row: Any, is_level: bool) -> str:
+    if is_level or math.isnan(row["ci95_low"]):
+        return format(row["value"], ".4f" if is_level else "+.4f")
+    return f"{row['value']:+.4f} [{row['ci95_low']:+.4f}, {row['ci95_high']:+.4f}]"
+
+
+def draw(table: pd.DataFrame, file: Path) -> None:
+    """Writes the figure of the differences as PNG."""
+    shown = table[(table["setting"] != FULL) & (table[LENGTH] > 0)]
+    ends = shown[["value", "ci95_low", "ci95_high"]]
+    title = "SmolLM2-135M: NLL with a quantized KV cache minus NLL with a full one"
+    finding = "the loss by context length, one line a cache"
+    caption = Caption(title=title, finding=finding, subtitle="same targets; 95% bands over documents")
+    spec = length_figure(
+        shown,
+        caption,
+        looks=series_looks(list(dict.fromkeys(shown["setting"]))),
+        number_format="+.4f",
+        tooltip=SCORE_TOOLTIP,
+        y_title="difference (nats per token, stretched near 0)",
+        levels={0.0: ""},
+        y_scale="symlog",
+        y_domain=(min(-0.01, 1.1 * ends.min().min()), 1.2 * ends.max().max()),
+        y_values=(0.0, 0.03, 0.1, 0.3, 1.0, 3.0),
+        y_format="~g",
+    )
+    file.write_bytes(vl_convert.vegalite_to_png(json.dumps(spec), scale=2))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -138,9 +196,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--part", default="1/1", help="which part of the documents, such as 1/2")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--table", action="store_true", help="print the table of finished lines instead")
+    parser.add_argument("--figure", type=Path, help="with --table, a PNG to write")
     options = parser.parse_args(arguments)
     if options.table:
-        print_table(read(options.output))
+        table = differences(read(options.output))
+        print_table(table)
+        if options.figure is not None:
+            draw(table, options.figure)
     else:
         measure(options)
 

@@ -74,13 +74,18 @@ def parse_cache(value: Any) -> CacheChoice:
         if not _FUNCTION.fullmatch(value):
             raise ValueError
         return CacheChoice(kind="function", function=value)
-    bits, group, backend = (*parts, *[None] * (3 - len(parts)))
-    if bits is None or not bits.isdecimal() or (group is not None and not group.isdecimal()):
+    if not 1 <= len(parts) <= 3 or not all(number.isdecimal() for number in parts[:2]):
         raise ValueError
+    bits, group = int(parts[0]), int(parts[1]) if len(parts) > 1 else None
+    backend: Backend | None = None
+    if len(parts) == 3:
+        backend = next(each for each in (*BITS, None) if each in (parts[2], None))
+        if backend is None:
+            raise ValueError
     known = {each for name, bits_of in BITS.items() if backend in (None, name) for each in bits_of}
-    if int(bits) not in known or (group is not None and int(group) < 1):
+    if bits not in known or group == 0:
         raise ValueError
-    return CacheChoice(kind="quantized", bits=int(bits), group=None if group is None else int(group), backend=backend)
+    return CacheChoice(kind="quantized", bits=bits, group=group, backend=backend)
 
 
 def group_for(choice: CacheChoice, head_dim: int) -> int:

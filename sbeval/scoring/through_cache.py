@@ -48,7 +48,7 @@ class CacheScorer(TokenScorer):
             raise UserError(
                 f"cache={self.builder.choice} needs a model of transformers: remove cache from --model_args."
             )
-        cache = self.builder.make(input_ids_1L.shape[1])
+        cache: Any = self.builder.make(input_ids_1L.shape[1])
         self._hidden(input_ids_1L, cache)
         return cache
 
