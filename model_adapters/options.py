@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field
 
+from sbeval.caches.choice import EXPECTED, CacheChoice, parse_cache
 from sbeval.checkpoints.facts import KvExpand
 from sbeval.rope_parameters import parse_rope_scaling
 from sbeval.scoring.requests import NonFinite
@@ -59,6 +60,18 @@ class AdapterOptions(Settings):
         description="Method for RoPE models beyond their training length: "
         "self_extend:GROUP:WINDOW, dual_chunk:CHUNK:LOCAL, sink_window:SINK:WINDOW (tokens), log_length or "
         "longrope:FILE.",
+    )
+    cache: Annotated[CacheChoice, Expected(EXPECTED, parse_cache)] | None = Field(
+        default=None,
+        description="KV cache that the context is read into, and from which targets are scored and answers generated: "
+        "quantized:BITS[:GROUP[:BACKEND]] (transformers' QuantizedCache; 2 and 4 bits by quanto, 8 by hqq), "
+        "static, offloaded, or MODULE:FUNCTION, which takes the model and returns a new transformers.Cache. Texts run "
+        "one by one. None scores without a cache.",
+    )
+    cache_chunk: Tokens | None = Field(
+        default=None,
+        description="Tokens that are read at once behind the context, only with cache=MODULE:FUNCTION; None reads them "
+        "one by one, as decoding does.",
     )
     kernels: Kernels = Field(default="auto", description="Implementation of stick-breaking attention.")
     skip_threshold: Annotated[

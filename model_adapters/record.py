@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from sbeval.attn_implementation import NAME as STICKBREAKING
+from sbeval.caches.choice import function_sha256
 from sbeval.checkpoints.facts import (
     checkpoint_format,
     declared_length_tokens,
@@ -118,6 +119,7 @@ def _session_facts(session: Session) -> dict[str, Any]:
         "tokens_per_second": session.meter.tokens_per_second,
         "generated": dataclasses.asdict(session.tally) if session.tally.answers else None,
         "self_test": self_test.to_json() if self_test.model else None,
+        "cache": dict(session.cache_facts) if session.cache_facts else None,
     }
 
 
@@ -262,12 +264,22 @@ def run_settings(session: Session) -> dict[str, Any]:
         "skip_threshold": session.prepared.skip_threshold,
         **{name: getattr(opened, name) for name in _OF_OPENED},
         "self_test": session.self_test.ways(),
+        "cache": _cache_settings(session),
         "arguments": passed,
         # without a suffix of the tokenizer both values give the same answers
         "template_suffix": options.template_suffix if _adds_suffix(opened) else "drop",
         # with thinking, the cache stores facts, such as the number of thinking tokens, with the answers
         **({} if options.thinking_tokens is None else {"answers_with_facts": True}),
     }
+
+
+def _cache_settings(session: Session) -> dict[str, Any] | None:
+    """Returns the settings of the run's KV cache, with a hash of the file of the user's function; None without one."""
+    if session.cache is None:
+        return None
+    choice = session.cache.choice
+    source = {} if choice.function is None else {"function_sha256": function_sha256(choice)}
+    return session.cache.facts() | source
 
 
 def _adds_suffix(opened: Opened) -> bool:

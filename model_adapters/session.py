@@ -11,6 +11,7 @@ import torch
 from lm_eval.api.model import CacheHook
 from numpy.typing import NDArray
 
+from sbeval.caches.build import CacheBuilder
 from sbeval.errors import UserError
 from sbeval.model_adapters.batching import BatchLimits, SlotLimits
 from sbeval.model_adapters.generate.thinking import Thinking
@@ -24,6 +25,7 @@ from sbeval.models.learned_positions import learned_positions
 from sbeval.processes import ranks
 from sbeval.scoring.context_parallel import ContextParallelScorer, join_context
 from sbeval.scoring.scorer import TokenScorer
+from sbeval.scoring.through_cache import CacheScorer
 
 logger = logging.getLogger(__name__)
 
@@ -127,6 +129,8 @@ class Session:
         real: the outcome of the self-test, and the checks of batches during the evaluation.
         relay: CUDA streams with which the GPUs of a model with pipeline placement compute at the same time, None for
             other models.
+        cache: makes the KV cache that the user passed for each text; None without `cache=...`.
+        cache_facts: settings of this cache, its bytes a token and the outcome of its test, for the record.
         begun: hashes of the chat prompts that end inside the model's answer.
     """
 
@@ -147,6 +151,8 @@ class Session:
     tally: Tally = dataclasses.field(default_factory=Tally)
     real: RealBatches = dataclasses.field(default_factory=RealBatches)
     relay: Relay | None = None
+    cache: CacheBuilder | None = None
+    cache_facts: Mapping[str, Any] | None = None
     begun: set[int] = dataclasses.field(default_factory=set)
 
     @classmethod
@@ -155,7 +161,8 @@ class Session:
 
         Raises:
             UserError: rope_scaling or extrapolation was passed for a model without rotary embeddings; extrapolation was
-                passed together with context_parallel; or `max_length` is below one token.
+                passed together with context_parallel; `max_length` is below one token; or a cache was passed that does
+                not suit the model or other arguments.
         """
         if opened.max_length < 1:
             raise UserError(
@@ -167,7 +174,8 @@ class Session:
             model, options.rope_scaling, options.training_length, options.extrapolation, opened.tokenizer
         )
         automatic = opened.batch_size == "auto"
-        relay = Relay.of(model)
+        cache = _cache(opened)
+        relay = Relay.of(model) if cache is None else None
         tokens = options.max_batch_tokens or (CPU_BATCH_TOKENS if on_cpu else GPU_BATCH_TOKENS)
         # a batch size from the user is kept, even 1: in bf16 a matmul with more rows rounds differently
         batches = BatchLimits(
@@ -175,14 +183,16 @@ class Session:
             max_tokens=tokens if automatic or options.max_batch_tokens else None,
             same_length=rope.by_length,
         )
+        if cache is not None:  # each text has a cache of its own
+            batches = dataclasses.replace(batches, max_rows=1)
         return cls(
             opened=opened,
             prepared=prepared,
-            scorer=_scorer(opened),
+            scorer=_scorer(opened, cache),
             rope=rope,
             learned_positions=learned_positions(model),
             batches=batches,
-            own_batches=BatchLimits(max_rows=None, max_tokens=tokens, same_length=True),
+            own_batches=BatchLimits(max_rows=None if cache is None else 1, max_tokens=tokens, same_length=True),
             generation_batches=batches,
             slots=SlotLimits(
                 slots=(_SHARED_SLOTS if opened.shares_model else None) if automatic else int(opened.batch_size),
@@ -192,6 +202,7 @@ class Session:
             ),
             batches_ahead=0 if on_cpu else 1 if relay is None else relay.windows,
             relay=relay,
+            cache=cache,
             cache_hook=CacheHook(None),
             quiet=not ranks.is_first_process(),
             thinking=None if options.thinking_tokens is None else Thinking.of(opened, options.thinking_tokens),
@@ -259,8 +270,35 @@ class Session:
             )
 
 
-def _scorer(opened: Opened) -> TokenScorer:
+def _cache(opened: Opened) -> CacheBuilder | None:
+    """Returns the builder of the caches that the user passed, None without.
+
+    Raises:
+        UserError: the cache does not work with the model or with other arguments.
+    """
     options = opened.options
+    if options.cache is None:
+        if options.cache_chunk is not None:
+            raise UserError(
+                f"cache_chunk={options.cache_chunk} is only for cache=MODULE:FUNCTION: pass cache too, or remove "
+                "cache_chunk from --model_args."
+            )
+        return None
+    excluded = {
+        "extrapolation": options.extrapolation is not None,
+        "context_parallel": options.context_parallel > 1,
+        "draft_tokens": options.draft_tokens > 0,
+    }
+    for name, passed in excluded.items():
+        if passed:
+            raise UserError(f"cache={options.cache} does not work with {name}: remove one of them from --model_args.")
+    return CacheBuilder.of(opened.model, options.cache, chunk_tokens=options.cache_chunk)
+
+
+def _scorer(opened: Opened, cache: CacheBuilder | None) -> TokenScorer:
+    options = opened.options
+    if cache is not None:
+        return CacheScorer(opened.model, cache, non_finite=options.non_finite)
     if options.context_parallel == 1:
         return TokenScorer(opened.model, non_finite=options.non_finite)
     if options.extrapolation is not None:

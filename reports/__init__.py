@@ -8,12 +8,12 @@
 - `kinds`: one file for each kind of measurement, which builds its section
 - `write`: writes the page, Markdown, LaTeX and CSV files
 - `publish`: publishes results on the hub and in experiment trackers
-- `pairs`: paired differences between two models, the one way in which `judge` and `gate` compare them
+- `pairs`: paired differences between two models, the one way in which sections, `judge` and `gate` compare them
 - `judge`: judges whether a model is worse than a reference model
 - `gate`: judges a model by a policy, a file of rules over several tasks
 
-Modules import only from modules further right: build -> {write, kinds} -> {figures, analyse} -> read. Reports read only
-result files and samples files, so a report can be rebuilt years after its runs.
+Modules import only from modules further right: build -> {write, kinds} -> {pairs, figures, analyse} -> read. Reports
+read only result files and samples files, so a report can be rebuilt years after its runs.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -25,6 +25,7 @@ from sbeval.reports.figures.lengths import on_axis
 from sbeval.reports.figures.theme import choose_looks
 from sbeval.reports.kinds import (
     answers,
+    caches,
     claimed,
     curves,
     differences,
@@ -52,6 +53,7 @@ from sbeval.reports.write.paper import FIGURES, TABLES, write_paper
 KINDS = (
     curves.CURVES,
     differences.GAINS,
+    caches.CACHES,
     needed.NEEDED,
     positions.POSITIONS,
     maps.MAPS,

@@ -11,6 +11,7 @@ some rule passes in 2.1 % (`research/interval_studies/gates.py`). Passing needs 
 rules that allow 0.05 nats more than the true change all pass in 90 % of cases, and rules for six tasks in 17 %.
 """
 
+import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -31,7 +32,7 @@ from sbeval.reports.pairs import (
     WeightedSum,
     paired_differences,
 )
-from sbeval.reports.read.fields import context_metric, length_text
+from sbeval.reports.read.fields import context_metric, grouped, length_text
 from sbeval.reports.read.files import Labels, Paths, Place
 from sbeval.reports.read.samples import MetricKey, SampleScores
 
@@ -86,15 +87,15 @@ def gate(
     compared = {}
     for rule in distinct_rules:
         if rule.task == EVERYTHING:
-            if rule.length or rule.metric:
-                raise UserError(f"A rule for task {EVERYTHING} cannot have a length or metric: name the task.")
+            if rule.length or rule.up_to or rule.metric:
+                raise UserError(f"A rule for task {EVERYTHING} cannot have a length, up_to or metric: name the task.")
             compared[rule] = compare_sides(sides, rule, other_groups=len(tasks))
     groups = len(tasks) + max((comparison.groups for comparison in compared.values()), default=0)
     confidence = 1 - (1 - CONFIDENCE) / groups
     by_rule = {rule: comparison.verdicts for rule, comparison in compared.items()}
     for task in tasks:
         rules_of_task = [rule for rule in distinct_rules if rule.task == task]
-        by_rule |= {judged.rule: [judged] for judged in _judge_task(task, rules_of_task, sides, confidence)}
+        by_rule |= grouped((judged.rule, judged) for judged in _judge_task(task, rules_of_task, sides, confidence))
     judged = [judged for rule in rules for judged in by_rule[rule]]
     return Gate(reference=sides[0].shown, candidate=sides[1].shown, judged=tuple(judged))
 
@@ -109,7 +110,10 @@ def _name(rule: "Rule") -> str:
 def _judge_task(task: str, rules: Sequence["Rule"], sides: tuple[Side, Side], confidence: float) -> list[Judged]:
     if any(text.task == task for side in sides for text in side.texts()):
         differences, obstacles = paired_differences(sides, task, confidence=confidence)
-        return [_judge_text(rule, differences, obstacles) for rule in rules]
+        pairs = [pair for rule in rules for pair in _by_length(rule, differences)]
+        return [_judge_text(whole, of_length, differences, obstacles) for whole, of_length in pairs]
+    if any(rule.up_to for rule in rules):
+        raise UserError(f"A rule for {task} has up_to, which is only for tasks with NLL by length: use length.")
     sums = {} if task == RULER else _sums(rules, sides)
     differences, obstacles = paired_differences(sides, task, confidence=confidence, sums=list(sums.values()))
     numbers = dict(zip(sums, differences, strict=False))
@@ -120,20 +124,45 @@ def _judge_task(task: str, rules: Sequence["Rule"], sides: tuple[Side, Side], co
     return [judge(rule, _name(rule), numbers.get(rule), "" if rule in numbers else missing) for rule in rules]
 
 
-def _judge_text(rule: "Rule", differences: Sequence[Difference], obstacles: Sequence[str]) -> Judged:
+def _by_length(rule: "Rule", differences: Sequence[Difference]) -> list[tuple["Rule", "Rule"]]:
+    """Returns the rule with each rule for one length that it stands for: itself, or one for each length up to `up_to`.
+
+    The length `up_to` itself is always among them, so that a rule without data there does not pass.
+
+    Raises:
+        UserError: the rule has both `length` and `up_to`.
+    """
+    if rule.up_to is None:
+        return [(rule, rule)]
+    if rule.length is not None:
+        raise UserError(f"The rule for {rule.task} has length and up_to, which exclude each other: remove one of them.")
+    measured = {each.context_length_tokens for each in differences} - {None}
+    lengths = sorted({rule.up_to, *(length for length in measured if length is not None and length < rule.up_to)})
+    return [(rule, rule.model_copy(update={"length": length, "up_to": None})) for length in lengths]
+
+
+def _judge_text(whole: "Rule", rule: "Rule", differences: Sequence[Difference], obstacles: Sequence[str]) -> Judged:
+    """Judges one length; the result names `whole`, the rule of the policy that `rule` was made of."""
     if rule.metric not in (None, "nll", _BITS_METRIC):
         allowed = f"a rule for {rule.task} has no metric, or {_BITS_METRIC} where the tokenizers differ"
         raise UserError(f"{rule.metric} is no metric for {rule.task}: {allowed}.")
     here = [number for number in differences if rule.length and number.context_length_tokens == rule.tokens]
     unit = BITS if rule.metric == _BITS_METRIC else NATS
     if here and here[-1].unit == unit:
-        return judge(rule, _name(rule), here[-1])
+        return _judged(whole, rule, here[-1])
     if here:
         remedy = f"add metric: {_BITS_METRIC} to the rule" if unit == NATS else "leave out the metric of the rule"
         whose = OTHER_TOKENIZERS if unit == NATS else "the tokenizers are the same"
-        return judge(rule, _name(rule), None, f"{whose}, and the unit is {here[-1].unit}: {remedy}", comparable=False)
+        return _judged(whole, rule, None, f"{whose}, and the unit is {here[-1].unit}: {remedy}", comparable=False)
     reason = " ".join(obstacles) or "not measured at this length by both models"
-    return judge(rule, _name(rule), None, reason, comparable=OTHER_TOKENIZERS not in reason or bool(differences))
+    return _judged(whole, rule, None, reason, comparable=OTHER_TOKENIZERS not in reason or bool(differences))
+
+
+def _judged(
+    whole: "Rule", rule: "Rule", number: Difference | None, reason: str = "", *, comparable: bool = True
+) -> Judged:
+    judged = judge(rule, _name(rule), number, reason, comparable=comparable)
+    return judged if whole is rule else dataclasses.replace(judged, rule=whole)
 
 
 def _sums(rules: Sequence["Rule"], sides: tuple[Side, Side]) -> dict["Rule", WeightedSum]:

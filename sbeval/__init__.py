@@ -7,6 +7,7 @@
 - `inspection`: facts about a checkpoint, its memory and time, without reading its weights
 - `evaluation`: evaluates a model in memory, once or during its training
 - `scoring`: log-probabilities of target tokens, and the request types of tasks
+- `caches`: quantized, static, offloaded and users' KV caches
 - `corpora`: text sources, and their tokens on disk
 - `results`: the records in results files, and confidence intervals
 - `keeping`: atomic writes, locks, the cache folder, and content hashes

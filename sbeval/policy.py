@@ -33,6 +33,11 @@ class Rule(Settings):
         description="Context length in tokens. mean averages over the octaves of context length, for NLL over those "
         "beyond the training length.",
     )
+    up_to: Annotated[int, Expected("a positive number of tokens", lambda value: as_whole(value, 1))] | None = Field(
+        default=None,
+        description="Context length in tokens up to which the rule holds, at every length that both runs have; only "
+        "for NLL, in place of length. With it a quantized KV cache loses at most largest_change up to this length.",
+    )
     largest_change: _Change = Field(
         description="Largest change for the worse, in nats per token or in the unit of the score."
     )

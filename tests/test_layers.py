@@ -12,7 +12,7 @@ from source_tree import ROOMS, layer, modules
 from tests.marks import exhaustive
 
 MODULES = modules()
-# within reports: build -> {kinds, write} -> section -> figures -> analyse -> read
+# within reports: build -> {kinds, write} -> {section, pairs} -> figures -> analyse -> read
 READING = {"analyse", "read"}
 SECTION = {"section", "figures"} | READING
 REPORT_ARROWS = {
@@ -20,7 +20,7 @@ REPORT_ARROWS = {
     "analyse": {"read"},
     "figures": {"read"},
     "section": {"figures"} | READING,
-    "kinds": SECTION,
+    "kinds": SECTION | {"pairs"},
     "write": SECTION,
     "build": {"write", "kinds"} | SECTION,
     "publish": {"build"} | READING,
@@ -30,7 +30,8 @@ REPORT_ARROWS = {
 }
 # within the core, a room imports those before it, at its top and in its functions
 CORE_ROOMS = (
-    *("processes", "attention", "keeping", "models", "results", "checkpoints", "corpora", "scoring", "fingerprint"),
+    *("processes", "attention", "keeping", "models", "results", "checkpoints", "corpora", "caches", "scoring"),
+    "fingerprint",
     *("harness", "sweep", "demo", "inspection", "training", "paper", "commands"),
 )
 # within model_adapters: open -> prepare -> session, self-test -> {score, generate} -> lm

@@ -2,13 +2,15 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache
 
+from sbeval.caches.build import CacheBuilder
 from sbeval.errors import UserError
 from sbeval.model_adapters.answers import handed_over
 from sbeval.model_adapters.batching import run_in_batches
@@ -90,14 +92,16 @@ def _generate(session: Session, prompts: Sequence[Prompt], read: ReadPrompt | No
     stop = stop_texts(tokenizer, kwargs.pop("until"))
     budget = kwargs.pop("max_gen_toks")
     input_ids, mask = pad_left(prompts, tokenizer.pad_token_id, session.device)
+    longest = kwargs.pop("max_length", input_ids.shape[1] + budget)
     caches = session.self_test.generation != WITHOUT_CACHE
-    if caches and not {"past_key_values", "cache"} & kwargs.keys():
+    if session.cache is not None:
+        kwargs |= _replaced_cache(session.cache, kwargs, longest, caches=caches)
+    elif caches and not {"past_key_values", "cache"} & kwargs.keys():
         cache = growing_cache(model, kwargs.get("cache_implementation"))
         if read is not None:
             cache = DynamicCache(config=model.config) if cache is None else cache
             read(input_ids[:, :-1], cache)
         kwargs |= {} if cache is None else {cache_argument(model): cache}
-    longest = kwargs.pop("max_length", input_ids.shape[1] + budget)
     watch = FiniteWatch(len(prompts), session.device)
     kwargs |= watch.arguments()
     try:
@@ -117,6 +121,24 @@ def _generate(session: Session, prompts: Sequence[Prompt], read: ReadPrompt | No
         if len(before) < len(continuations[row]) and not any(text in tokenizer.decode(before) for text in stop):
             continuations[row], sound[row] = before, False
     return [*map(Continuation, continuations, sound)]
+
+
+def _replaced_cache(builder: CacheBuilder, setting: Mapping[str, Any], longest: int, *, caches: bool) -> dict[str, Any]:
+    """Returns the arguments of `generate` for an empty cache of this text.
+
+    Raises:
+        UserError: the request names a cache too, or the model's caches failed the self-test.
+    """
+    if named := sorted({"past_key_values", "cache", "cache_implementation"} & setting.keys()):
+        raise UserError(
+            f"A request sets {named[0]}, but cache={builder.choice} is set in --model_args: remove one of them."
+        )
+    if not caches:
+        raise UserError(
+            f"cache={builder.choice} needs a model that continues from a cache, but this model failed that test: "
+            "remove cache from --model_args."
+        )
+    return {cache_argument(builder.model): builder.make(longest), "disable_compile": True}
 
 
 def check_batch(watch: FiniteWatch, decoded: Sequence[list[int]], ends: int | Sequence[int] | None) -> None:

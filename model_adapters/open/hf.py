@@ -51,7 +51,7 @@ from sbeval.model_adapters.options import AdapterOptions
 from sbeval.processes import ranks
 from sbeval.scoring.non_finite import record_nulls
 
-_OF_CAUSAL_MODELS = ("non_finite", "extrapolation", "thinking_tokens", "template_suffix")
+_OF_CAUSAL_MODELS = ("non_finite", "extrapolation", "cache", "thinking_tokens", "template_suffix")
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)

@@ -38,6 +38,9 @@ from sbeval.scoring.spans import attention_spans
 
 logger = logging.getLogger(__name__)
 
+_WITHOUT_CONTEXT = {"rolling", "stream"}
+"""Protocols whose windows begin with a target: they have no context that a cache could hold."""
+
 
 def loglikelihood(session: Session, requests: Instances, pairs: Pairs, *, quiet: bool) -> list[tuple[float, bool]]:
     """Returns each continuation's log-likelihood in nats, and whether all its tokens are the most probable ones.
@@ -52,12 +55,14 @@ def loglikelihood(session: Session, requests: Instances, pairs: Pairs, *, quiet:
     session.check_tokens((request_name(request), pair) for request, pair in zip(requests, pairs, strict=True))
     contexts = fit_contexts(session, pairs, [request.task_name for request in requests])
     arguments = dict(enumerate(request.args for request in requests))
-    groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    groups: dict[tuple[tuple[int, ...], int], list[int]] = defaultdict(list)
     for index, context in enumerate(contexts):
         record_facts(requests[index], cut_tokens=context.cut_tokens)
-        groups[context.inputs].append(index)
+        # through a replaced cache, a score depends on where the continuation begins
+        begins = 0 if session.cache is None else len(pairs[index][1])
+        groups[context.inputs, begins].append(index)
     members = list(groups.values())
-    windows = [window_of(inputs, [pairs[index][1] for index in indices]) for inputs, indices in groups.items()]
+    windows = [window_of(inputs, [pairs[index][1] for index in indices]) for (inputs, _), indices in groups.items()]
     left = dict.fromkeys(range(len(windows)))
     answers: Answers[int, tuple[float, bool]] = Answers(session, "loglikelihood", arguments, quiet=quiet)
 
@@ -85,6 +90,7 @@ def loglikelihood_rolling(
 
     `texts` holds the tokens of each request's text; `lead_in` is the input token before each text, such as BOS.
     """
+    _refuse_cache(session, "rolling log-likelihoods")
     pairs = zip(requests, texts, strict=True)
     session.check_tokens((request_name(request), [text, [lead_in]]) for request, text in pairs)
     windows: dict[int, PlannedWindow] = {}
@@ -114,12 +120,19 @@ def loglikelihood_rolling(
 
 
 def token_logprobs(session: Session, requests: Instances, *, quiet: bool) -> list[TokenLogprobs]:
-    """Answers each `TokenLogprobsRequest` with the log-probabilities of the last `scored` tokens of its window."""
+    """Answers each `TokenLogprobsRequest` with the log-probabilities of the last `scored` tokens of its window.
+
+    Raises:
+        UserError: windows of `rolling` or `stream` are scored through a replaced cache.
+    """
+    protocols = {str(getattr(request, "protocol", "")) for request in requests}
+    for protocol in sorted(protocols & _WITHOUT_CONTEXT):
+        _refuse_cache(session, f"the protocol {protocol}")
     warn_of_other_tokens(session.opened.tokenizer, [request.args[0] for request in requests])
     answers: AnswersOnce[TokenLogprobsRequest, TokenLogprobs]
     answers = AnswersOnce(session, requests, TOKEN_LOGPROBS, TokenLogprobsRequest, quiet=quiet)
     # with non_finite=null, NaN at the end of a longer window could spread to the scores of a shorter one
-    each_alone = session.rope.by_length or session.scorer.non_finite == "null"
+    each_alone = session.rope.by_length or session.scorer.non_finite == "null" or session.cache is not None
     shared = share_windows(answers.todo, nested=not each_alone)
     session.check_tokens(
         (answers.names[window.members[0][0]], [resolve_tokens(window.run.key), [window.run.lead_in]])
@@ -159,6 +172,11 @@ def target_logprobs(session: Session, requests: Instances, *, quiet: bool) -> li
 
 def attention_span(session: Session, requests: Instances, *, quiet: bool) -> list[list[list[Any]]]:
     """Answers each `AttentionSpanRequest` with the effective attention spans of every layer and head."""
+    if session.cache is not None:
+        raise UserError(
+            f"Attention spans are those of a model without a cache, but cache={session.cache.choice} is set: remove it "
+            "from --model_args."
+        )
     warn_of_other_tokens(session.opened.tokenizer, [request.args[0] for request in requests])
     if session.rope.extrapolation is not None:
         raise UserError(
@@ -224,6 +242,14 @@ def _score_targets(
             yield from handed_over(zip(batch, scores, strict=True))
     if todo:
         session.real.end(again)
+
+
+def _refuse_cache(session: Session, name: str) -> None:
+    if session.cache is not None:
+        raise UserError(
+            f"cache={session.cache.choice} has no meaning for {name}, which scores targets without a context before "
+            "them: use fixed_target or position, or remove cache from --model_args."
+        )
 
 
 def _load(request: TargetLogprobsRequest) -> TargetSequence:

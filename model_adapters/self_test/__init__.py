@@ -10,6 +10,7 @@ compared with the reference, too. The steps after this one are `score` and `gene
 - `testing`: `begin` and `tested`: rank 0 runs the test for all ranks, and the outcome is saved for later runs
 - `measured`: measures how far the logits of each way are from the reference, and how far rounding alone moves them
 - `real`: checks some rows of the batches of the evaluation itself
+- `through_cache`: tests a replaced KV cache (`cache=...`), and measures its bytes a token
 - `outcome`: the result of the self-test as batch limits, as a JSON record, as a log sentence and as a table
 
 Decisions:

@@ -26,6 +26,7 @@ from sbeval.model_adapters.self_test import outcome as names
 from sbeval.model_adapters.self_test.measured import EAGER, TOKENS, Measured, Nothing
 from sbeval.model_adapters.self_test.outcome import NOT_NEEDED, Outcome, fastest
 from sbeval.model_adapters.self_test.real import RealBatches
+from sbeval.model_adapters.self_test.through_cache import with_tested_cache
 from sbeval.model_adapters.session import Session
 from sbeval.processes import ranks
 
@@ -53,10 +54,10 @@ def begin(opened: Opened, prepared: Prepared) -> Session | None:
     """Returns the session of a prepared model after its self-test, None for an encoder-decoder model.
 
     Raises:
-        UserError: an option does not suit the model, or the model does not run with the `attn_implementation` that the
-            user passed.
+        UserError: an option does not suit the model, the model does not run with the `attn_implementation` that the
+            user passed, or the cache that the user passed fails its test.
     """
-    return tested(Session.of(opened, prepared)) if opened.causal else None
+    return with_tested_cache(tested(Session.of(opened, prepared))) if opened.causal else None
 
 
 def tested(session: Session) -> Session:

@@ -4,6 +4,7 @@ Each file reads the data, draws the figures and builds the section, or several s
 
 - `curves`: perplexity against context length, and over the steps of one training
 - `differences`: paired differences of NLL between context lengths, and between two conditions
+- `caches`: what quantized and replaced KV caches cost, as paired differences to the full cache
 - `positions`: NLL by position in a window
 - `position_sums`: the data for `positions`: bins of positions, sums by document, paired differences with intervals
 - `needed`: the share of target tokens whose NLL is low only with a long context

@@ -36,6 +36,8 @@ SCHEME_NAMES = {
 }
 """Attention scheme to its name, in the order in which a report lists models."""
 _TENSORS_NAMED = 8
+USUAL_GROUP = 64
+"""Group size of quantized caches that a label does not name."""
 _OF_THE_WEIGHTS = ("remainder", "head_norm", "seed")
 
 
@@ -370,12 +372,39 @@ def extrapolation_text(extrapolation: Mapping[str, object] | None) -> str | None
     return f"{name} {'/'.join(numbers)}" if numbers else name
 
 
+def cache_text(cache: Mapping[str, object] | None) -> str | None:
+    """Returns, as text, the KV cache through which targets were scored; None if they were scored without one."""
+    name = (cache or {}).get("cache")
+    if not cache or not isinstance(name, str):
+        return None
+    if not isinstance(bits := cache.get("bits"), int):
+        return f"cache {display_name(name)}"
+    group, backend = cache.get("group"), cache.get("backend")
+    groups = "" if group == USUAL_GROUP or not isinstance(group, int) else f", groups of {group}"
+    return f"{bits}-bit cache" + (f" by {display_name(backend)}" if isinstance(backend, str) else "") + groups
+
+
+def without_cache(model: EvaluatedModel, models: Sequence[EvaluatedModel]) -> EvaluatedModel | None:
+    """Returns the model that differs from this one only in its KV cache and has none replaced; None if there is none.
+
+    It is also None if this model has no replaced cache.
+    """
+    place = 1 + [*_DISTINCTIONS].index("cache")
+    if not model.key[place]:
+        return None
+    key = (model.key[0], "", *model.key[2:place], "", *model.key[place + 1 :])
+    alike = [other for other in models if (other.key[0], "", *other.key[2:]) == key]
+    same_label = [other for other in alike if other.key[1] == model.key[1]]
+    return next(iter(same_label + alike), None)
+
+
 _DISTINCTIONS: dict[str, Callable[[EvaluationRun], str | None]] = {
     "label": lambda run: run.label,
     "attention": lambda run: run.record.attention,
     "window": lambda run: f"window {length_text(run.record.sliding_window)}" if run.record.sliding_window else None,
     "rope_scaling": lambda run: rope_scaling_text(run.record.rope_scaling),
     "extrapolation": lambda run: extrapolation_text(run.record.extrapolation),
+    "cache": lambda run: cache_text(mapping(run.record.cache)),
     "training_length": lambda run: (
         f"trained at {length_text(run.record.training_length_tokens)}" if run.record.training_length_tokens else None
     ),

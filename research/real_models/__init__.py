@@ -3,6 +3,7 @@
 - `checkpoints`: downloads such a model and writes it as a Hugging Face folder
 - `texts`: writes the texts that are scored
 - `evaluate`: NLL by length, untrained extension, windows, RULER, recall, and evaluation after `sbeval extend`
+- `caches`: what quantized KV caches lose by length, with one prefill for all caches
 - `archive`: packs results as a small file
 - `page`: writes the tables of docs/results/smollm2
 - `engines`: the same model by `hf`, `sb` and vLLM, every protocol in one table; `vllm_environment.sh` installs vLLM for

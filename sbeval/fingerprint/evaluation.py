@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sbeval.caches.choice import cache_parts
 from sbeval.errors import UserError
 from sbeval.fingerprint.checkpoint import checkpoint_parts
 from sbeval.fingerprint.parts import REVISION, Parts, named, versions
@@ -45,7 +46,7 @@ def run_inputs(config: Mapping[str, Any]) -> RunInputs:
     """
     arguments = config.get("model_args") or {}
     config = {**config, "metadata": with_environment(config.get("metadata") or {})}
-    parts = versions()
+    parts = versions() | cache_parts(arguments.get("cache"))
     revision = arguments.get("revision")
     subfolder = str(arguments.get("subfolder") or "")
 

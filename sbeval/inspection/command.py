@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from sbeval.caches.choice import EXPECTED, CacheChoice, parse_cache
 from sbeval.errors import UserError, time_text
 from sbeval.hub_names import check_name
 from sbeval.processes.next_step import evaluation_of, print_next_step
 from sbeval.rope_parameters import LENGTH_DEPENDENT, kind_of, rope_entries
-from sbeval.settings import Lengths, Limit, Patterns, as_counts, read_value
+from sbeval.settings import Expected, Lengths, Limit, Patterns, as_counts, read_value
 
 if TYPE_CHECKING:
     from sbeval.inspection.description import Description
-    from sbeval.inspection.memory import Needs, Room
+    from sbeval.inspection.memory import CacheSize, Needs, Room
     from sbeval.inspection.work import Duration, TaskWork
 
 _CHECKPOINT = typer.Argument(
@@ -98,6 +99,7 @@ class Inspection:
     Attributes:
         description: facts about the checkpoint.
         needs: memory at each length.
+        cache_size: bytes of a token in the KV cache.
         room: available memory, and the longest window and text that fit into it.
         work: requests and tokens of each task.
         duration: estimated time of the tasks.
@@ -107,6 +109,7 @@ class Inspection:
 
     description: "Description"
     needs: "Sequence[Needs] | None" = None
+    cache_size: "CacheSize | None" = None
     room: "Room | None" = None
     work: "Sequence[TaskWork] | None" = None
     duration: "Duration | None" = None
@@ -126,6 +129,7 @@ class Inspection:
             "checkpoint": {**described, **{name: list(described[name]) for name in ("evidence", "problems")}},
             "memory": {
                 "room": dataclasses.asdict(self.room) if self.room else None,
+                "cache": dataclasses.asdict(self.cache_size) if self.cache_size else None,
                 "needs": self.needs and [dataclasses.asdict(row) for row in self.needs],
             },
             "tasks": self.work and [{**work.to_json(), "seconds": seconds.get(work.task)} for work in self.work],
@@ -138,6 +142,8 @@ class Inspection:
         lines = _description_lines(self.description)
         if self.needs is not None and self.room is not None:
             lines += ["", *_memory_lines(self.needs, self.room)]
+        if self.cache_size is not None:
+            lines.append(_cache_line(self.cache_size))
         if self.work is not None:
             lines += ["", *_work_lines(self.work, self.duration, self.preparing_seconds)]
         if self.self_test is not None:
@@ -183,7 +189,7 @@ def inspect(
     """
     # these import torch, which --help does without
     from sbeval.inspection.description import describe
-    from sbeval.inspection.memory import device_here, needs, read_memory, room_of  # imports torch
+    from sbeval.inspection.memory import cache_size, device_here, needs, read_memory, room_of  # imports torch
     from sbeval.inspection.work import count_work, encode_with, make_tasks  # imports torch
     from sbeval.inspection.work import measure as measured  # imports torch
 
@@ -219,7 +225,8 @@ def inspect(
     first = description.training_length_tokens or 1024
     lengths_shown = sorted(lengths_shown) or [first * times for times in (1, 4, 16, 64)]
     needs_by_length = [needs(description.sizes, length, device=room.device) for length in lengths_shown]
-    answer = Inspection(description=description, needs=needs_by_length, room=room)
+    in_cache = cache_size(description.sizes, _cache(given))
+    answer = Inspection(description=description, needs=needs_by_length, cache_size=in_cache, room=room)
     if run is None:
         return answer
     made = make_tasks(run.tasks, run.metadata, folders=run.folders, limit=limit, packaged=not check(run))
@@ -259,6 +266,13 @@ def _extrapolation(model_args: Mapping[str, Any]) -> Any:
 
     spec = model_args.get("extrapolation")
     return None if spec is None else parse_extrapolation(str(spec))
+
+
+def _cache(model_args: Mapping[str, Any]) -> CacheChoice | None:
+    """Returns the KV cache of the model's arguments, None without."""
+    kind = Annotated[CacheChoice, Expected(EXPECTED, parse_cache)] | None
+    choice: CacheChoice | None = read_value(kind, model_args.get("cache"), name="cache", source="--model_args")
+    return choice
 
 
 def _allow_unread(model_args: Mapping[str, Any]) -> tuple[str, ...]:
@@ -310,6 +324,15 @@ def _memory_lines(needs: "Sequence[Needs]", room: "Room") -> list[str]:
         *("  " + "".join(f"{cell:>16}" for cell in row) for row in rows),
         fits if room.longest_window_tokens else f"{memory} do not hold the weights.",
     ]
+
+
+def _cache_line(size: "CacheSize") -> str:
+    line = f"KV cache: {size.full:,.0f} bytes a token"
+    if size.cache is None:
+        return f"{line}."
+    if size.replaced is None:
+        return f"{line}; a run records those of cache={size.cache}."
+    return f"{line}, {size.replaced:,.0f} with cache={size.cache}; the figures above are for the full cache."
 
 
 def _work_lines(works: "Sequence[TaskWork]", duration: "Duration | None", preparing_seconds: float | None) -> list[str]:

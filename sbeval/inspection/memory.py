@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from sbeval.caches.choice import CacheChoice, group_for, quantized_bytes
 from sbeval.checkpoints.facts import text_config
 from sbeval.errors import UserError
 from sbeval.models.config import SCALED, WITH_ENTMAX
@@ -130,6 +131,21 @@ class Needs:
     generation: int
     prefill: int
     further_text: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class CacheSize:
+    """Bytes that a token behind all sliding windows adds to the KV cache.
+
+    Attributes:
+        full: bytes in the model's own cache.
+        cache: name of the replaced cache, None without `cache=...`.
+        replaced: bytes in the replaced cache, without the residual; None if they are not known before a run.
+    """
+
+    full: float
+    cache: str | None = None
+    replaced: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -292,6 +308,23 @@ def text_bytes(sizes: Sizes, length_tokens: int) -> int:
     cached_positions = sum(min(room, window or room) for window in sizes.key_windows)
     channels = sizes.cached_channels or 2 * sizes.head_dim
     return sizes.key_value_heads * channels * cached_positions * sizes.item_bytes
+
+
+def cache_size(sizes: Sizes, choice: CacheChoice | None) -> CacheSize:
+    """Returns the bytes of a token in the model's own cache and in a replaced one.
+
+    Raises:
+        UserError: the group size of a quantized cache does not divide the channels of a head.
+    """
+    layers = sum(window is None for window in sizes.key_windows)
+    channels = sizes.key_value_heads * (sizes.cached_channels or 2 * sizes.head_dim) * layers
+    full = float(channels * sizes.item_bytes)
+    if choice is None:
+        return CacheSize(full=full)
+    replaced = None if choice.kind == "function" else full
+    if choice.bits is not None:
+        replaced = quantized_bytes(choice.bits, group_for(choice, sizes.head_dim), channels, sizes.item_bytes)
+    return CacheSize(full=full, cache=str(choice), replaced=replaced)
 
 
 def longest_tokens(sizes: Sizes, memory_bytes: int, device: str) -> tuple[int, int]:

@@ -229,6 +229,11 @@ class ModelRecord(_Record):
         prepared: changes to the loaded model, such as fused kernels: names of the changes that were `kept`, and
             `notes`, a sentence for each change that altered the model's logits and was undone. None if the run did not
             record it.
+        cache: the KV cache through which targets were scored and answers generated: its name as in `cache=...`,
+            `backend` with version, `bits`, `group` and `residual_length_tokens` if it is quantized, `chunk_tokens`
+            read at once behind the context, `bytes_per_token`, the `checks` of its test, and `difference_nats`, how
+            much the mean NLL of the test's text is higher than without a cache. None if targets were scored without
+            a cache.
     """
 
     schema: int = SCHEMA
@@ -264,6 +269,7 @@ class ModelRecord(_Record):
     self_test: dict[str, Any] | None = None
     added_tokens: dict[str, Any] | None = None
     prepared: dict[str, Any] | None = None
+    cache: dict[str, Any] | None = None
 
 
 def recorded_command(arguments: Sequence[str] | None = None) -> str:

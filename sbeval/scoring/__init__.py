@@ -3,6 +3,7 @@
 - `requests`: the adapter's request types and their responses, and the file format of token sequences
 - `scorer`: log-probabilities without [length, vocabulary] logits, and without waiting for the GPU
 - `body`: the part of a model that computes hidden states, run separately from its head
+- `through_cache`: log-probabilities of targets that a model reads through a replaced KV cache
 - `context_parallel`: several ranks score one window
 - `logprob_kernel`: log-probabilities and argmax in one pass over the logits, a Triton kernel
 - `non_finite`: NaN and infinite logits: detecting them, and recording null in lm-eval's tasks

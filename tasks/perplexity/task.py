@@ -241,6 +241,7 @@ class PerplexityTask(BaseTask):
         ]
         for window, instance in zip(windows, instances, strict=True):
             instance.cuts = functools.partial(self.cuts, doc, window)
+            instance.protocol = self.protocol
         return instances
 
     def cuts(self, block: Mapping[str, Any], window: Window) -> list[int]:

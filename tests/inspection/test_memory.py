@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from source_tree import ROOT
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, PretrainedConfig
 
+from sbeval.caches.choice import parse_cache
 from sbeval.errors import UserError
 from sbeval.inspection import memory
 from sbeval.inspection.command import inspect
@@ -40,6 +41,18 @@ def test_a_longer_window_and_a_longer_text_take_no_less(name: str, tokens: int, 
     assert shorter.all_targets <= longer.all_targets
     assert shorter.generation <= longer.generation
     assert shorter.last_targets <= shorter.all_targets
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_a_quantized_token_takes_its_bits_and_two_numbers_a_group(bits: int) -> None:
+    of_model = SIZES["350m"]
+    full = memory.cache_size(of_model, None).full
+    assert full == memory.text_bytes(of_model, 128) / 128
+    quantized = memory.cache_size(of_model, parse_cache(f"quantized:{bits}:32"))
+    assert quantized.full == full
+    assert quantized.replaced == full / 16 * (bits + 2 * 16 / 32)
+    assert memory.cache_size(of_model, parse_cache("offloaded")).replaced == full
+    assert memory.cache_size(of_model, parse_cache("module:function")).replaced is None
 
 
 @given(name=st.sampled_from(sorted(SIZES)), gibibytes=st.integers(1, 4096), device=DEVICES)

@@ -73,6 +73,8 @@ class GenerationInSlots:
     def _against_model(self) -> str | None:
         if self._session.rope.extrapolation is not None:
             return f"slots hold rotated keys, but extrapolation={self._session.rope.extrapolation} rotates keys anew"
+        if self._session.cache is not None:
+            return f"slots are a cache of their own, but cache={self._session.cache.choice} is set"
         with self._session.rope.hold(1):
             return why_not_model(self._opened)
 
