@@ -24,6 +24,7 @@ REPORT_ARROWS = {
     "write": SECTION,
     "build": {"write", "kinds"} | SECTION,
     "publish": {"build"} | READING,
+    "spreads": {"build"} | READING,
     "pairs": READING,
     "judge": {"pairs", "build"} | READING,
     "gate": {"judge", "pairs"} | READING,
@@ -31,7 +32,7 @@ REPORT_ARROWS = {
 # within the core, a room imports those before it, at its top and in its functions
 CORE_ROOMS = (
     *("processes", "attention", "keeping", "models", "results", "checkpoints", "corpora", "scoring", "fingerprint"),
-    *("harness", "sweep", "demo", "inspection", "training", "paper", "commands"),
+    *("harness", "sweep", "demo", "inspection", "planning", "training", "paper", "commands"),
 )
 # within model_adapters: open -> prepare -> session, self-test -> {score, generate} -> lm
 LATER_STEPS = {
