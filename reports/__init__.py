@@ -9,6 +9,7 @@
 - `write`: writes the page, Markdown, LaTeX and CSV files
 - `publish`: publishes results on the hub and in experiment trackers
 - `pairs`: paired differences between two models, the one way in which sections, `judge` and `gate` compare them
+- `spreads`: spreads of differences over documents, for planning a run
 - `judge`: judges whether a model is worse than a reference model
 - `gate`: judges a model by a policy, a file of rules over several tasks
 

@@ -39,7 +39,7 @@ from sbeval.reports.kinds import (
     spans,
     suite,
 )
-from sbeval.reports.kinds.answered import absent, fitting
+from sbeval.reports.kinds.answered import absent, fitting, tallies
 from sbeval.reports.read.files import Labels, Notes, Paths, Place, find_result_files
 from sbeval.reports.read.models import group_models, note_runs, text_names, with_one_set_of_targets
 from sbeval.reports.read.results import Results, tabulate_measurements
@@ -59,6 +59,7 @@ KINDS = (
     maps.MAPS,
     needles.NEEDLES,
     absent.ABSENT,
+    tallies.TALLIES,
     ruler.RULER,
     recall.RECALL,
     spans.SPANS,

@@ -5,6 +5,7 @@
 - `models`: this project's model family and its layers
 - `checkpoints`: the checkpoint formats, and how they are loaded as models of the family
 - `inspection`: facts about a checkpoint, its memory and time, without reading its weights
+- `planning`: which differences a number of documents shows, and what they cost
 - `evaluation`: evaluates a model in memory, once or during its training
 - `scoring`: log-probabilities of target tokens, and the request types of tasks
 - `caches`: quantized, static, offloaded and users' KV caches

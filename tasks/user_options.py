@@ -27,6 +27,7 @@ TASK_CLASSES = (
     "sbeval.tasks.ruler.families.NiahTask",
     "sbeval.tasks.recall.retrieval.AssociationTask",
     "sbeval.tasks.recall.retrieval.TurnsTask",
+    "sbeval.tasks.recall.tallies.TallyTask",
     "sbeval.tasks.ruler.families.VtTask",
     "sbeval.tasks.ruler.families.CweTask",
     "sbeval.tasks.ruler.families.FweTask",

@@ -24,6 +24,7 @@ REPORT_ARROWS = {
     "write": SECTION,
     "build": {"write", "kinds"} | SECTION,
     "publish": {"build"} | READING,
+    "spreads": {"build"} | READING,
     "pairs": READING,
     "judge": {"pairs", "build"} | READING,
     "gate": {"judge", "pairs"} | READING,
@@ -32,7 +33,7 @@ REPORT_ARROWS = {
 CORE_ROOMS = (
     *("processes", "attention", "keeping", "models", "results", "checkpoints", "corpora", "caches", "scoring"),
     "fingerprint",
-    *("harness", "sweep", "demo", "inspection", "training", "paper", "commands"),
+    *("harness", "sweep", "demo", "inspection", "planning", "training", "paper", "commands"),
 )
 # within model_adapters: open -> prepare -> session, self-test -> {score, generate} -> lm
 LATER_STEPS = {

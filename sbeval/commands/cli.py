@@ -217,6 +217,27 @@ def inspect(arguments: _Arguments = None) -> None:
     _load("sbeval.inspection.command", "inspect_command")(arguments or ["--help"], check_run, share, test)
 
 
+@app.command(context_settings=_PASSED_ON, options_metavar="")
+def plan(arguments: _Arguments = None) -> None:
+    """Say which differences a number of documents shows, how many one needs, and what they cost."""
+
+    def share(*windows: Any, **options: Any) -> Any:
+        return _load("sbeval.model_adapters.score.nested", "share_windows")(*windows, **options)
+
+    def inspect_checkpoint(checkpoint: str, **options: Any) -> Any:
+        return _load("sbeval.inspection.command", "inspect")(checkpoint, check=check_run, share=share, **options)
+
+    def read_earlier(*results: Any) -> Any:
+        return _load("sbeval.reports.spreads", "earlier_spreads")(*results)
+
+    def expand(names: Any) -> Any:
+        names = list(names)
+        _load("sbeval.tasks.packaged", "check_names")(names)
+        return _load("sbeval.tasks.packaged", "expand_names")(names)
+
+    _load("sbeval.planning.command", "plan_command")(arguments or ["--help"], read_earlier, expand, inspect_checkpoint)
+
+
 @app.command()
 def convert(
     source: Annotated[str, typer.Argument(help="Folder or hub id of a checkpoint of any stick-breaking format.")],

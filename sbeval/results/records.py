@@ -44,6 +44,8 @@ OF_ABSENT = (SAID_ABSENT, INVENTED, MARGIN_ABSENT)
 """Metrics of the samples of needle tasks whose key is not in the text."""
 OF_PRESENT = (FOUND, MARGIN_THERE)
 """Metrics of the samples of such tasks whose key is in the text."""
+RELATIVE_ERROR, CHANCE_RELATIVE_ERROR = "relative_error", "chance_relative_error"
+"""Metrics of counts: the distance from the right count as a share of it, and that of a random guess."""
 LABEL = "label"
 """Key of lm-eval's metadata that holds the model's name in reports."""
 
@@ -98,7 +100,7 @@ class TaskRecord(_Record):
 
     Attributes:
         schema: version of this contract.
-        family: "perplexity", "ruler", "recall" or "span".
+        family: "perplexity", "ruler", "recall", "tally" or "span".
         corpus: name of the text source, None for generated text without one.
         corpus_sha256: hash of the corpus text as used.
         corpus_detail: further facts that identify the corpus, such as the interpreter's version for the standard

@@ -9,6 +9,7 @@
 - `copying`: copying of words that already occurred earlier in the text
 - `json_kv`: retrieval of a key's value from a long JSON object
 - `retrieval`: retrieval of sentences that share no word with the question, and of the n-th of several similar replies
+- `tallies`: counts of labels in a text, and which label is the most frequent
 - `questions`: the list of associations, and the questions of LongBench v2
 - `long_bench`: LongBench v2: questions on long texts with four choices
 - `labelled`: loads labelled texts for many-shot classification

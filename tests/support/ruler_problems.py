@@ -18,7 +18,8 @@ NIAH = (
     *("sb_niah_multivalue", "sb_niah_multiquery"),
 )
 TASKS = (*NIAH, "sb_ruler_vt", "sb_ruler_cwe", "sb_ruler_fwe", "sb_ruler_qa_squad", "sb_ruler_qa_hotpot")
-FILLED = (*TASKS, "sb_json_kv", "sb_many_shot_file", "sb_association", "sb_turns", "sb_longbench2_short")
+FILLED = (*TASKS, "sb_json_kv", "sb_many_shot_file", "sb_association", "sb_turns", "sb_tally_most")
+FILLED += ("sb_longbench2_short",)
 """Tasks whose prompts are filled to a length."""
 KINDS = ("byte_level_bpe", "sentencepiece", "character")
 
