@@ -30,6 +30,7 @@ _COMMITTED = re.compile(r"^<!-- generated: (\w+) -->\n.*?^<!-- end -->$", re.MUL
 _KINDS = {
     "tasks.perplexity": "Perplexity",
     "tasks.ruler": "RULER",
+    "tasks.graded": "Graded tasks",
     "tasks.recall": "Recall and attention spans",
 }
 
