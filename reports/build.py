@@ -38,7 +38,7 @@ from sbeval.reports.kinds import (
     spans,
     suite,
 )
-from sbeval.reports.kinds.answered import absent, fitting
+from sbeval.reports.kinds.answered import absent, fitting, levels, mrcr
 from sbeval.reports.read.files import Labels, Notes, Paths, Place, find_result_files
 from sbeval.reports.read.models import group_models, note_runs, text_names, with_one_set_of_targets
 from sbeval.reports.read.results import Results, tabulate_measurements
@@ -58,6 +58,8 @@ KINDS = (
     needles.NEEDLES,
     absent.ABSENT,
     ruler.RULER,
+    levels.LEVELS,
+    mrcr.MRCR,
     recall.RECALL,
     spans.SPANS,
     curves.STEPS,

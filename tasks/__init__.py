@@ -12,6 +12,7 @@
 - `recall`: recall probes that one forward pass scores, and attention spans
 - `ruler`: RULER's tasks
 - `graded`: tasks like RULER's at four levels, in three forms of answers
+- `mrcr`: MRCR from OpenAI's data, by length
 
 `paper/` holds the groups of the paper's tables.
 

@@ -44,6 +44,7 @@ TASK_CLASSES = (
     "sbeval.tasks.recall.copying.PhraseTask",
     "sbeval.tasks.recall.many_shot.ManyShotTask",
     "sbeval.tasks.recall.long_bench.LongBenchTask",
+    "sbeval.tasks.mrcr.task.MrcrTask",
 )
 """Import paths of the task classes, in the order in which `--help` lists their options.
 

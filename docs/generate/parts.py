@@ -31,6 +31,7 @@ _KINDS = {
     "tasks.perplexity": "Perplexity",
     "tasks.ruler": "RULER",
     "tasks.graded": "Graded tasks",
+    "tasks.mrcr": "MRCR",
     "tasks.recall": "Recall and attention spans",
 }
 

@@ -98,7 +98,7 @@ class TaskRecord(_Record):
 
     Attributes:
         schema: version of this contract.
-        family: "perplexity", "ruler", "graded", "recall" or "span".
+        family: "perplexity", "ruler", "graded", "mrcr", "recall" or "span".
         corpus: name of the text source, None for generated text without one.
         corpus_sha256: hash of the corpus text as used.
         corpus_detail: further facts that identify the corpus, such as the interpreter's version for the standard

@@ -18,7 +18,7 @@ Decisions:
 - A level is a set of options in the YAML file of its task. A user may change them.
 - The answer is direct, has two steps (first the evidence, then the answer), or is a choice among four. All three forms
   ask the same question about the same text.
-- The four choices of an answer with several parts differ in two parts, each of which has two values. So no choice is more
-  like the others than the rest, and the right one cannot be told without the text.
+- The four choices of an answer with several parts differ in two parts, each of which has two values. So no choice is
+  more like the others than the rest, and the right one cannot be told without the text.
 - The idea of graded levels is that of RULER's second version. Text, samples and scores were made for this project.
 """

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sbeval.tasks.draws import distinct, seeded_order, seeded_random, short_nouns, word_lists
 
 BLOCK_LINES = 4096
-MOST_BLOCKS = 16
+MOST_BLOCKS = 32
 LEAST_LINE_TOKENS = 8
 """Lower bound for the tokens of a line, so that a pool of lines fills a length."""
 _QUERIED_ADJECTIVES, _QUERIED_NOUNS = 64, 256

@@ -81,8 +81,8 @@ class GradedWordsGenerator(Generator):
         tokens = pool_tokens[order]
         others = np.arange(len(order) - options.asked + 1)
         entries = options.asked * options.frequent_repeats + options.other_repeats * others
-        word_tokens = options.frequent_repeats * int(tokens[: options.asked].sum())
-        word_tokens = word_tokens + options.other_repeats * running_totals(tokens[options.asked :])
+        frequent_tokens = options.frequent_repeats * int(tokens[: options.asked].sum())
+        word_tokens = frequent_tokens + options.other_repeats * running_totals(tokens[options.asked :])
         end = ending(self.question(index), options.form, *self._name, index)
         return WordListDraft(
             references=end.references,
