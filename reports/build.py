@@ -39,7 +39,7 @@ from sbeval.reports.kinds import (
     spans,
     suite,
 )
-from sbeval.reports.kinds.answered import absent, fitting, tallies
+from sbeval.reports.kinds.answered import absent, fitting, levels, mrcr, tallies
 from sbeval.reports.read.files import Labels, Notes, Paths, Place, find_result_files
 from sbeval.reports.read.models import group_models, note_runs, text_names, with_one_set_of_targets
 from sbeval.reports.read.results import Results, tabulate_measurements
@@ -61,6 +61,8 @@ KINDS = (
     absent.ABSENT,
     tallies.TALLIES,
     ruler.RULER,
+    levels.LEVELS,
+    mrcr.MRCR,
     recall.RECALL,
     spans.SPANS,
     curves.STEPS,

@@ -28,7 +28,7 @@ from sbeval.reports.read.fields import length_text
 from sbeval.reports.read.files import Notes
 from sbeval.reports.read.results import Reader, Results
 
-_OPENING = ("curves", "ruler", "recall", "absent", "inputs", "positions")
+_OPENING = ("curves", "ruler", "recall", "absent", "levels", "mrcr", "inputs", "positions")
 """Identifiers of sections whose figures may be shown at the top of the page, the most interesting section first."""
 Publish = Callable[[Mapping[str, Any], str], tuple[str, tuple[str, ...]]]
 """Function that writes the image files of a figure.

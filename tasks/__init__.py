@@ -11,6 +11,8 @@
 - `perplexity`: NLL of real text at each context length
 - `recall`: recall probes that one forward pass scores, and attention spans
 - `ruler`: RULER's tasks
+- `graded`: tasks like RULER's at four levels, in three forms of answers
+- `mrcr`: MRCR from OpenAI's data, by length
 
 `paper/` holds the groups of the paper's tables.
 

@@ -32,6 +32,10 @@ TASK_CLASSES = (
     "sbeval.tasks.ruler.families.CweTask",
     "sbeval.tasks.ruler.families.FweTask",
     "sbeval.tasks.ruler.families.QaTask",
+    "sbeval.tasks.graded.task.GradedNeedleTask",
+    "sbeval.tasks.graded.task.GradedVariablesTask",
+    "sbeval.tasks.graded.task.GradedWordsTask",
+    "sbeval.tasks.graded.task.GradedQaTask",
     "sbeval.tasks.recall.mqrar.MqrarTextTask",
     "sbeval.tasks.recall.mqrar.MqrarTask",
     "sbeval.tasks.recall.mqrar.FlipFlopTask",
@@ -41,6 +45,7 @@ TASK_CLASSES = (
     "sbeval.tasks.recall.copying.PhraseTask",
     "sbeval.tasks.recall.many_shot.ManyShotTask",
     "sbeval.tasks.recall.long_bench.LongBenchTask",
+    "sbeval.tasks.mrcr.task.MrcrTask",
 )
 """Import paths of the task classes, in the order in which `--help` lists their options.
 

@@ -30,6 +30,8 @@ _COMMITTED = re.compile(r"^<!-- generated: (\w+) -->\n.*?^<!-- end -->$", re.MUL
 _KINDS = {
     "tasks.perplexity": "Perplexity",
     "tasks.ruler": "RULER",
+    "tasks.graded": "Graded tasks",
+    "tasks.mrcr": "MRCR",
     "tasks.recall": "Recall and attention spans",
 }
 

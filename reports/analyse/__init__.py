@@ -11,6 +11,7 @@
 - `overview`: the verdicts and the table that compare all models, and warnings below the summary
 - `ruler`: RULER's averages and effective context lengths
 - `suite`: the table of ordinary lm-eval tasks: one row for each metric, one column for each model
+- `levels`: differences between neighbouring levels of graded tasks, on the same samples
 - `left_out`: samples left out or cut, since their prompts do not fit
 - `paired`: differences between two models on the same samples
 """

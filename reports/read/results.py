@@ -234,6 +234,7 @@ COLUMNS = (
     Column("tokens", lambda number: number.beside("tokens"), DECIMAL),
     Column("clusters", lambda number: number.beside("clusters"), DECIMAL),
     Column("samples", _samples, DECIMAL),
+    Column("level", _recorded("level")),
     Column("absent_samples", _at_length("absent_samples"), WHOLE),
     Column("left_out_samples", _at_length("left_out_samples"), WHOLE),
     Column("cut_samples", _at_length("cut_samples"), WHOLE),

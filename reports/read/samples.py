@@ -232,12 +232,15 @@ class SampleScores:
         depths_percent: context length in tokens to (sample to the mean depth of its needles in percent).
         by_limit: bounds on the input length to the scores from runs with these bounds; if several runs have a metric,
             `scores` has it from the first run, whatever its bounds.
+        indices: sample to its index among those that the task draws, which is the same in tasks that share samples.
+            Samples without a recorded index are missing.
         seeds: if `scores` are means over several training seeds, the scores of every seed; else empty.
     """
 
     scores: Scores
     depths_percent: Mapping[int, Mapping[SampleKey, float]] = dataclasses.field(default_factory=dict)
     by_limit: Mapping[InputLimit, Scores] = dataclasses.field(default_factory=dict)
+    indices: Mapping[SampleKey, int] = dataclasses.field(default_factory=dict)
     seeds: tuple["SampleScores", ...] = ()
 
     def within(self, limit: InputLimit) -> "SampleScores":
@@ -268,6 +271,7 @@ def read_scores(path: Path, notes: Notes, task: TaskResult) -> SampleScores:
     """Reads the scores in a task's samples file; leaves out metrics whose mean disagrees with the results file."""
     scores: dict[MetricKey, dict[SampleKey, float]] = defaultdict(dict)
     depths: dict[int, dict[SampleKey, float]] = defaultdict(dict)
+    indices: dict[SampleKey, int] = {}
     unusable = 0
     filtered = Counter[str]()
     for sample in read_lines(path, notes, samples=task.samples_used):
@@ -276,6 +280,9 @@ def read_scores(path: Path, notes: Notes, task: TaskResult) -> SampleScores:
             unusable += 1
             continue
         key = (str(sample["doc_id"]), _question(sample))
+        document = sample.get("doc")
+        if isinstance(document, Mapping) and type(index := document.get("index")) is int:
+            indices[key] = index
         chosen = sample.get("filter")
         named = sample.get("metrics")
         if isinstance(named, list):
@@ -303,7 +310,7 @@ def read_scores(path: Path, notes: Notes, task: TaskResult) -> SampleScores:
         if is_complete and not agrees(task.means.get(f"{metric},{chosen}"), mean):
             notes.add(path, f"samples {NOT_ITS_NUMBERS} ({metric}, {chosen}).")
             del scores[metric, chosen]
-    return SampleScores(scores=dict(scores), depths_percent=dict(depths))
+    return SampleScores(scores=dict(scores), depths_percent=dict(depths), indices=indices)
 
 
 def _averaged(seeds: Sequence[SampleScores]) -> SampleScores:
@@ -313,6 +320,7 @@ def _averaged(seeds: Sequence[SampleScores]) -> SampleScores:
         scores=_means([seed.scores for seed in seeds]),
         depths_percent=seeds[0].depths_percent,
         by_limit={limit: _means([seed.by_limit[limit] for seed in seeds]) for limit in limits},
+        indices=seeds[0].indices,
         seeds=tuple(seeds),
     )
 
@@ -333,7 +341,8 @@ def _first_of(runs: Sequence[SampleScores]) -> SampleScores:
     for run in reversed(runs):
         for limit, limited in run.by_limit.items():
             by_limit[limit] |= limited
-    return SampleScores(scores=scores, depths_percent=depths, by_limit=dict(by_limit))
+    indices = {key: index for run in reversed(runs) for key, index in run.indices.items()}
+    return SampleScores(scores=scores, depths_percent=depths, by_limit=dict(by_limit), indices=indices)
 
 
 def _question(sample: Mapping[str, object]) -> str:

@@ -100,7 +100,7 @@ class TaskRecord(_Record):
 
     Attributes:
         schema: version of this contract.
-        family: "perplexity", "ruler", "recall", "tally" or "span".
+        family: "perplexity", "ruler", "graded", "mrcr", "recall", "tally" or "span".
         corpus: name of the text source, None for generated text without one.
         corpus_sha256: hash of the corpus text as used.
         corpus_detail: further facts that identify the corpus, such as the interpreter's version for the standard
@@ -138,6 +138,7 @@ class TaskRecord(_Record):
         cut_samples: with "truncate", for each length (as text), the number of samples whose text lost its middle.
         absent: share of the samples of a needle task that ask for a key that is not in the text; None if all keys are.
         absent_samples: for each length (as text), the number of such samples.
+        level: level of a graded task: "basic", "easy", "medium" or "hard"; else None.
         added_tokens: only with `rolling`, which scores these tokens as lm-eval does: the `prefix` and `suffix` (BOS,
             EOS) that the tokenizer adds around every document, after the BOS that is always the first input; None if it
             adds nothing.
@@ -174,6 +175,7 @@ class TaskRecord(_Record):
     cut_samples: dict[str, int] | None = None
     absent: float | None = None
     absent_samples: dict[str, int] | None = None
+    level: str | None = None
     added_tokens: dict[str, list[str]] | None = None
 
 

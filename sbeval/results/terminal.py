@@ -10,7 +10,7 @@ from sbeval.results.records import parse_metric_key
 _TASKS_ABREAST = 3
 _LEAST_DIGITS = 3
 _EXACT = "exact_match"
-_MORE_SCORES = ("found", "said_absent", "invented")
+_MORE_SCORES = ("found", "said_absent", "invented", "soft_match", "first_step")
 """Metrics beside scores and exact answers that have a row of their own."""
 _NONE = "-"
 

@@ -1,0 +1,24 @@
+"""Graded tasks: four kinds of RULER-like tasks at four levels each, and three forms of answers.
+
+- `options`: the options of graded tasks
+- `task`: the task classes: prompts, scores and the record
+- `scores`: exact match, soft match (1 - WER), and the parts of an answer
+- `forms`: questions, and the three forms of answers to them
+- `texts`: lines of filler text and of needles
+- `needles`: passwords of objects in a haystack
+- `variables`: boxes that hold what other boxes hold
+- `words`: the most frequent words of a list
+- `qa`: questions on documents in the layout of SQuAD 2
+
+Decisions:
+
+- The levels are basic, easy, medium and hard. Each raises what makes a kind hard and keeps the rest: a sample has the
+  same seed, keys, values and depths at every level and length, and its haystack has the same order. So levels are
+  compared sample by sample, and a report says for each pair of neighbouring levels whether their order is measured.
+- A level is a set of options in the YAML file of its task. A user may change them.
+- The answer is direct, has two steps (first the evidence, then the answer), or is a choice among four. All three forms
+  ask the same question about the same text.
+- The four choices of an answer with several parts differ in two parts, each of which has two values. So no choice is
+  more like the others than the rest, and the right one cannot be told without the text.
+- The idea of graded levels is that of RULER's second version. Text, samples and scores were made for this project.
+"""

@@ -1,0 +1,148 @@
+"""Graded needles: what is the password of one object, in a text that names those of none, few or many others?
+
+- basic: no other needle in the text
+- easy: one line of eight is a needle with another key
+- medium: every line is a needle
+- hard: every line is a needle, and the keys of 16 more share a word with the queried key
+"""
+
+import functools
+import random
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sbeval.errors import UserError
+from sbeval.tasks.draws import seeded_random
+from sbeval.tasks.graded.forms import Question, ending
+from sbeval.tasks.graded.options import GradedNeedleOptions
+from sbeval.tasks.graded.texts import (
+    BLOCK_LINES,
+    Vocabulary,
+    blocks_for,
+    filler_lines,
+    line_order,
+    needle,
+    needle_lines,
+    password,
+    vocabulary,
+)
+from sbeval.tasks.ruler.drafts import Generator, HaystackDraft, Insert
+from sbeval.tasks.ruler.haystacks import LineHaystack, running_totals
+
+OPENING = "The lines of this text describe things. Some may say the password of a thing.\n"
+_FEW = 8
+_WRONG = 3
+MOST_NEAR_KEYS = 32
+"""Near keys that are drawn for each sample; a level uses the first ones."""
+
+
+class Drawn(NamedTuple):
+    """The draws of a sample, the same at every level.
+
+    Attributes:
+        key: the key that the question is about.
+        value: its value.
+        depth: relative depth of the needle, 0 to 1.
+        near: needles whose keys share a word with the key, each with its relative depth.
+        wrong: values of lines that a haystack of needles has.
+    """
+
+    key: str
+    value: str
+    depth: float
+    near: list[tuple[str, float]]
+    wrong: list[str]
+
+
+class GradedNeedleGenerator(Generator):
+    """Makes the samples of graded needles.
+
+    Raises:
+        UserError: there are more near keys than are drawn for a sample.
+    """
+
+    options: GradedNeedleOptions
+
+    def __init__(self, options: GradedNeedleOptions, *, task: str, **setting: Any) -> None:
+        super().__init__(options, task=task, **setting)
+        if options.near_keys > MOST_NEAR_KEYS:
+            raise UserError(f"near_keys is {options.near_keys}, and a sample has at most {MOST_NEAR_KEYS}: lower it.")
+        self._pool: list[str] = []
+        self._pool_tokens: list[NDArray[np.int64]] = []
+
+    @functools.cached_property
+    def _vocabulary(self) -> Vocabulary:
+        return vocabulary(*self._name)
+
+    def draft(self, index: int, context_length: int) -> HaystackDraft:
+        """Makes sample `index`, the same at every length; tokenises only as many lines as the length needs."""
+        for block in range(len(self._pool_tokens), blocks_for(context_length)):
+            lines = self._lines(block)
+            self._pool += lines
+            self._pool_tokens.append(self.counter.count_pool(lines))
+            self._draft.cache_clear()
+        return self._draft(index)
+
+    def _lines(self, block: int) -> list[str]:
+        """Returns a block of the haystack's lines: filler, or needles with other keys."""
+        filler = filler_lines(self._vocabulary, block, *self._name)
+        if self.options.others == "none":
+            return filler
+        needles = needle_lines(self._vocabulary, block, *self._name)
+        share = 1 if self.options.others == "all" else _FEW
+        return [needles[i] if i % share == 0 else filler[i] for i in range(BLOCK_LINES)]
+
+    @functools.lru_cache(maxsize=64)  # noqa: B019 - the cache and the generator live as long as the task
+    def _draft(self, index: int) -> HaystackDraft:
+        drawn = self.drawn(index)
+        end = ending(self.question(index), self.options.form, *self._name, index)
+        order = line_order(len(self._pool_tokens), *self._name, index)
+        near = drawn.near[: self.options.near_keys]
+        inserts = [Insert(text=f"{text}\n", fraction=depth, is_queried=False) for text, depth in near]
+        inserts.append(Insert(text=f"{needle(drawn.key, drawn.value)}\n", fraction=drawn.depth, is_queried=True))
+        return HaystackDraft(
+            references=end.references,
+            answer_prefix=end.answer_prefix,
+            opening=[OPENING],
+            closing=end.closing,
+            haystack=LineHaystack(
+                pool=self._pool,
+                order=order,
+                cumulative_tokens=running_totals(np.concatenate(self._pool_tokens)[order]),
+            ),
+            inserts=sorted(inserts, key=lambda insert: insert.fraction),
+            least_units=1,
+            most_units=len(order),
+            counter=self.counter,
+        )
+
+    def drawn(self, index: int) -> Drawn:
+        """Draws what the needles of a sample are."""
+        rng = seeded_random(*self._name, index, "needle")
+        words = self._vocabulary
+        adjective, noun = rng.choice(words.queried_adjectives), rng.choice(words.queried_nouns)
+        value, depth = password(rng), rng.random()
+        wrong = [password(rng) for _ in range(_WRONG)]
+        return Drawn(f"{adjective}-{noun}", value, depth, self._near(adjective, noun, wrong, rng), wrong)
+
+    def _near(self, adjective: str, noun: str, values: list[str], rng: random.Random) -> list[tuple[str, float]]:
+        """Returns needles whose keys share in turn the noun and the adjective; the first have the values `values`."""
+        words = self._vocabulary
+        adjectives = [word for word in rng.sample(words.queried_adjectives, MOST_NEAR_KEYS + 1) if word != adjective]
+        nouns = [word for word in rng.sample(words.queried_nouns, MOST_NEAR_KEYS + 1) if word != noun]
+        keys = [f"{adjectives[i]}-{noun}" if i % 2 == 0 else f"{adjective}-{nouns[i]}" for i in range(MOST_NEAR_KEYS)]
+        drawn = [*values, *(password(rng) for _ in keys[len(values) :])]
+        return [(needle(key, value), rng.random()) for key, value in zip(keys, drawn, strict=True)]
+
+    def question(self, index: int) -> Question:
+        """Returns the question of a sample, the same at every level."""
+        drawn = self.drawn(index)
+        return Question(
+            text=f"What is the password of {drawn.key}?",
+            answers=[drawn.value],
+            evidence=needle(drawn.key, drawn.value),
+            first_step="copies the line of the text that says it",
+            wrong=drawn.wrong,
+        )
