@@ -7,6 +7,7 @@ divided by the square root of n.
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
@@ -95,8 +96,8 @@ def earlier_spreads(paths: Paths, tasks: Sequence[str], lengths: Sequence[int] |
     timed = next((run.record for run in runs if run.record.tokens_per_second), None)
     return Earlier(
         pilots=tuple(pilots),
-        tokens_per_second=timed and timed.tokens_per_second,
-        gpu=timed and timed.gpu,
+        tokens_per_second=None if timed is None else timed.tokens_per_second,
+        gpu=None if timed is None else timed.gpu,
         left_out=left_out,
     )
 
@@ -149,7 +150,7 @@ def _limited(moves_B: Floats) -> Floats:
 
 def _more_kurtosis(clusters: int) -> float:
     """Returns by how much the excess kurtosis of a pilot is multiplied, 4 at 60 documents; fitted to simulated runs."""
-    return 1 + 24 / clusters**0.5
+    return 1.0 + 24.0 / math.sqrt(clusters)
 
 
 def _moments(counts_BC: Floats, differences_C: Floats, weights_C: Floats) -> Floats:

@@ -207,7 +207,9 @@ def _samples(number: Measurement) -> float | None:
     absent = ((record and record.absent_samples) or {}).get(str(number.length))
     if absent is not None and number.metric in OF_ABSENT:
         return absent
-    return samples - absent if None not in (samples, absent) and number.metric in OF_PRESENT else samples
+    if samples is None or absent is None or number.metric not in OF_PRESENT:
+        return samples
+    return samples - absent
 
 
 def _at_length(field: str) -> Callable[[Measurement], Any]:

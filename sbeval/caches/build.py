@@ -1,10 +1,12 @@
 """Makes the KV caches of a run, one for each text."""
 
 import dataclasses
+import types
 from collections.abc import Callable
 from typing import Any, Self
 
 import torch
+from torch import Tensor
 from transformers import Cache, DynamicCache, QuantizedCache, StaticCache
 
 from sbeval.caches.choice import (
@@ -128,6 +130,8 @@ class CacheBuilder:
             return DynamicCache(config=config, offloading=True)
         assert self.backend is not None
         axis = _AXES[self.backend]
+        if self.backend == "quanto":
+            _unpack_without_compiler()
         return QuantizedCache(
             self.backend,
             config,
@@ -151,6 +155,23 @@ class CacheBuilder:
                 "residual_length_tokens": self.residual_tokens,
             }
         return facts
+
+
+def _unpack_without_compiler() -> None:
+    """Lets quanto unpack bits on a CPU with torch's operations.
+
+    Its own C++ extension has the same result, but is compiled at its first use, for half a minute.
+    """
+    from optimum.quanto.library.extensions.extension import get_extension  # an optional dependency
+
+    extension = get_extension("quanto_cpp")
+    if extension._lib is None:
+        extension._lib = types.SimpleNamespace(unpack=unpacked)
+
+
+def unpacked(packed: Tensor, bits: int) -> Tensor:
+    """Returns the numbers [8 / bits * N, ...] of `bits` bits in `packed` [N, ...], those in the lowest bits first."""
+    return torch.cat([(packed >> shift) & (2**bits - 1) for shift in range(0, 8, bits)])
 
 
 def _backend(choice: CacheChoice) -> Backend:

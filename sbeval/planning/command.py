@@ -99,10 +99,9 @@ def plan_command(
         )
         if tokens_per_second is None and earlier is not None and source is None:
             tokens_per_second = earlier.tokens_per_second
-            place = earlier.gpu or "a CPU"
-            source = (
-                tokens_per_second and f"{tokens_per_second:,.0f} tokens per second, as the earlier run had on {place}"
-            )
+            if tokens_per_second is not None:
+                place = earlier.gpu or "a CPU"
+                source = f"{tokens_per_second:,.0f} tokens per second, as the earlier run had on {place}"
         elif tokens_per_second is not None:
             source = f"{tokens_per_second:,.0f} tokens per second, as stated"
         if tokens_per_second is not None:

@@ -61,4 +61,5 @@ def chosen_letter(answer: str) -> str:
     """Returns the letter of a choice: the one at the beginning of an answer, else the last one in it; "" for none."""
     if (first := _FIRST_LETTER.match(answer)) is not None:
         return first[1]
-    return (_ANY_LETTER.findall(answer) or [""])[-1]
+    letters: list[str] = _ANY_LETTER.findall(answer)
+    return letters[-1] if letters else ""

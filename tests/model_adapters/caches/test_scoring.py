@@ -1,6 +1,7 @@
 """Scoring through a replaced KV cache: rounding by hand, chunks, and caches of the user."""
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from tests.model_adapters.small import instances, likelihoods, load_lm, windows
 FEW_BITS = {"hqq": 8, "quanto": 2}
 pytest.importorskip("hqq", reason="the extra sbeval[cache] brings it")
 pytest.importorskip("optimum.quanto", reason="the extra sbeval[cache] brings it")
+from optimum.quanto.library.extensions.extension import get_extension  # noqa: E402
+
 MODELS = ("llama", "rope", "stickbreaking")
 GROUP = 8  # the channels of a head
 RESIDUAL = 128
@@ -194,3 +197,13 @@ def test_the_checks_of_the_cache_are_recorded(checkpoint, my_caches):
     }
     assert all(check["passed"] for check in checks.values())
     assert load_lm(checkpoint("llama"), cache=f"{my_caches}:full").session.cache_facts["bytes_per_token"] == 64 * 4
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+def test_quanto_unpacks_without_a_compiler(checkpoint: Callable[..., Any], bits: int) -> None:
+    load_lm(checkpoint("llama"), cache=f"quantized:{bits}")
+    numbers = torch.randint(2**bits, (12, 5), dtype=torch.uint8)
+    places = torch.arange(8 // bits, dtype=torch.uint8)[:, None, None] * bits
+    packed = (numbers.view(8 // bits, -1, 5) << places).sum(0).to(torch.uint8)
+    assert torch.equal(torch.ops.quanto.unpack(packed, bits), numbers)
+    assert isinstance(get_extension("quanto_cpp").lib, SimpleNamespace)
