@@ -34,6 +34,18 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "AssociationOptions": {"type_haystack": "noise", "people": 2},
     "LongBenchOptions": {"stratum": "short"},
     "TurnsOptions": {"same_turns": 2},
+    "TallyOptions": {"question": "count", "items": 32, "labels": 4},
+    "MrcrOptions": {"needles": 2},
+    **{
+        f"Graded{kind}Options": {"level": "basic", "form": "direct", **options}
+        for kind, options in {
+            "": {},
+            "Needle": {"others": "none", "near_keys": 0},
+            "Variables": {"hops": 1, "other_chains": 0},
+            "Words": {"asked": 1, "frequent_repeats": 30, "other_repeats": 3},
+            "Qa": {"dataset": "squad", "hint": True, "same_article": False, "questions": 1},
+        }.items()
+    },
     "SweepCheckpoint": {"pretrained": "a"},
     "SweepRun": {"name": "x", "tasks": ["t"]},
     "Sweep": {"checkpoints": [{"pretrained": "a"}], "runs": [{"name": "x", "tasks": ["t"]}]},

@@ -14,12 +14,15 @@ from sbeval.registered import tasks_folder
 from sbeval.settings import described
 from sbeval.tasks import metadata as task_metadata
 from sbeval.tasks import user_options as task_user_options
+from sbeval.tasks.graded import options as graded_options
 from sbeval.tasks.metadata import TaskOptions
+from sbeval.tasks.mrcr import task as mrcr
 from sbeval.tasks.perplexity import options as perplexity_options
 from sbeval.tasks.recall import options as recall_options
+from sbeval.tasks.recall import tallies
 from sbeval.tasks.ruler import options as ruler_options
 
-OPTION_MODULES = (task_metadata, perplexity_options, recall_options, ruler_options)
+OPTION_MODULES = (task_metadata, perplexity_options, recall_options, ruler_options, graded_options, tallies, mrcr)
 
 CHECKPOINT = ROOT / "sbeval" / "demo" / "checkpoints" / "rope"
 SBEVAL = Path(sys.executable).with_name("sbeval")
@@ -86,7 +89,10 @@ def test_help_of_metadata_knows_the_options_of_every_packaged_task() -> None:
     options = [getattr(module, name) for module in OPTION_MODULES for name in dir(module)]
     kinds = {kind for kind in options if isinstance(kind, type) and issubclass(kind, TaskOptions)}
     assert kinds == set(task_user_options.options_classes())
-    assert {kind for kind in kinds if "title" not in vars(kind)} == {ruler_options.QaOptions}
+    assert {kind for kind in kinds if "title" not in vars(kind)} == {
+        ruler_options.QaOptions,
+        graded_options.GradedOptions,
+    }
 
 
 def test_an_unknown_option_of_run_is_refused() -> None:

@@ -33,6 +33,7 @@ def test_answers_are_generated_with_the_quantized_cache(checkpoint, model):
     assert [text.strip() for text in found] == [text.strip() for text in expected]
 
 
+@pytest.mark.exhaustive
 def test_few_bits_change_answers_and_a_full_cache_does_not(checkpoint, my_caches):
     asked = [(line, {"until": [], "max_gen_toks": 24}) for line in LINES]
     plain = generated(load_lm(checkpoint("llama")), asked)

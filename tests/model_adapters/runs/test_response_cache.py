@@ -64,8 +64,8 @@ def test_settings_that_change_no_answer_go_on_with_a_cache(checkpoint, tmp_path)
 
 def test_every_option_of_the_adapter_is_stamped_but_the_batch_size(checkpoint):
     stamped = run_settings(load_lm(checkpoint("llama")).session)
-    # a cache with context_parallel is refused, and unread tensors change no number
-    apart = {"max_batch_tokens", "draft_tokens", "context_parallel", "allow_unread"}
+    # a cache with context_parallel is refused, unread tensors change no number, and "cache" has the size of its chunks
+    apart = {"max_batch_tokens", "draft_tokens", "context_parallel", "allow_unread", "cache_chunk"}
     assert AdapterOptions.model_fields.keys() - set(stamped) == apart
 
 

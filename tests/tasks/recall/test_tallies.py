@@ -76,7 +76,7 @@ def value(results: dict[str, Any], task: str, metric: str, length: int) -> float
     return float(results["results"][task][f"{metric}@{length:07d},none"])
 
 
-@pytest.mark.parametrize("kind", [KINDS[0], *exhaustive(*KINDS[1:])])
+@pytest.mark.parametrize("kind", exhaustive(*KINDS))
 def test_a_sample_has_the_same_answer_at_every_length(folder: Path, kind: str, metadata: dict[str, Any]) -> None:
     lengths = [length * (4 if kind == "character" else 1) for length in LENGTHS]
     options = {**metadata, "tokenizer": str(folder / kind), "context_lengths": lengths}
@@ -133,7 +133,7 @@ def test_scores_and_errors_are_those_of_the_logged_samples(metadata: dict[str, A
     assert value(results, name, "chance_relative_error", LENGTHS[0]) == pytest.approx(np.mean(guesses))
 
 
-@pytest.mark.parametrize("question", QUESTIONS)
+@pytest.mark.parametrize("question", [QUESTIONS[0], *exhaustive(*QUESTIONS[1:])])
 def test_a_choice_by_log_probability_needs_no_generation(question: str, metadata: dict[str, Any]) -> None:
     name = f"sb_tally_{question}_forced"
     reads = Chooser(metadata["tokenizer"], lambda answer, right: -0.5 if answer == right else -3.0)
