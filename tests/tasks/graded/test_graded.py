@@ -23,6 +23,7 @@ from sbeval.reports import load_results
 from sbeval.reports.build import assemble
 from sbeval.tasks.graded.scores import chosen_letter, direct_answer, exact_match, soft_match, two_steps
 from sbeval.tasks.ruler.drafts import Frame
+from tests.marks import exhaustive
 
 KINDS = ("needle", "variables", "words", "qa")
 LEVELS = ("basic", "easy", "medium", "hard")
