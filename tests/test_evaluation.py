@@ -197,7 +197,7 @@ def one_fails(rank: int, raise_errors: bool) -> None:
     assert not lengths.curves
 
 
-@pytest.mark.parametrize("raise_errors", [False, *exhaustive(True)])
+@pytest.mark.parametrize("raise_errors", exhaustive(False, True))
 def test_every_process_leaves_out_an_evaluation_that_failed_in_one(raise_errors: bool) -> None:
     run_ranks(one_fails, raise_errors, processes=2)
 

@@ -53,6 +53,7 @@ def test_the_wheel_holds_nothing_else(wheel: Path) -> None:
     assert not [name for name in names_in(wheel) if "__pycache__" in name]
 
 
+@pytest.mark.exhaustive
 def test_the_installed_wheel_serves_code_and_data_outside_the_checkout(wheel_python: Path) -> None:
     lines = run_code(
         "import importlib.resources, sbeval.tasks, sbeval.reports, sbeval.registered\n"

@@ -300,7 +300,7 @@ FAST = (
     *("30 rows or more mix", "2 rows or more mix, in texts over 60 tokens", "the last row, of 10 or more"),
     *("padding on the right, in 10 rows or more", "the next token, at every eighth position"),
     *("a chunk of 32 tokens sees all of itself", "16 rows or more mix by a tenth, in bf16"),
-    *("a token after 40 tokens in a cache", "several tokens after 60 tokens in a cache", "10 slots or more mix"),
+    *("a token after 40 tokens in a cache", "several tokens after 60 tokens in a cache"),
     "all texts after one of 60 tokens",
 )
 

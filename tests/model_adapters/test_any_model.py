@@ -109,14 +109,8 @@ def test_hf_gives_the_numbers_of_sb(architecture, tasks, checkpoint, metadata):
     assert not [*differing(hf, sb)]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        *(pytest.param(each, marks=pytest.mark.exhaustive) for each in ({}, {"batch_size": 3})),
-        {"num_concurrent": 3, "batch_size": 2},
-    ],
-    ids=str,
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("options", [{}, {"batch_size": 3}, {"num_concurrent": 3, "batch_size": 2}], ids=str)
 def test_a_completions_server_gives_the_numbers_of_sb(options, server, checkpoint, metadata):
     folder = checkpoint("rope", adds_bos=True)
     tasks = [*PERPLEXITY, "sb_mqrar"]

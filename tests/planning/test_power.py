@@ -112,6 +112,7 @@ def test_simulated_scores_show_a_share_of_changed_samples_as_often_as_planned() 
     assert abs(shown / STUDIES - POWER) < MONTE_CARLO
 
 
+@pytest.mark.exhaustive
 def test_pilots_plan_differences_that_are_shown_as_often_as_planned(spread: float) -> None:
     """A pilot's own spread, taken as certain, would be shown too rarely: where it is too small, power is lost."""
     documents, random = 40, np.random.default_rng(11)

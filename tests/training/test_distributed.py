@@ -24,6 +24,7 @@ RUN = ["--context", "128", "--micro-batch-tokens", "128", "--warmup-steps", "1",
 RUN += ["--precision", "float32", "--log-every-steps", "1"]
 
 
+@pytest.mark.exhaustive
 def test_sharded_weights_learn_the_same_stop_and_resume_and_leave_the_same_checkpoint(tmp_path, data_folder):
     parent = save_parent(tmp_path / "parent_rope", data_folder, "rope", tie_word_embeddings=True)
     options = [str(parent), "--data", str(data_folder), *RUN, "--rope-scaling", "dynamic:4"]

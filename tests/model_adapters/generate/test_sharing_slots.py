@@ -223,6 +223,7 @@ def test_a_step_after_pieces_has_the_logits_of_one_after_whole_prompts(architect
     holds()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("architecture", ["stickbreaking", *exhaustive("llama")])
 def test_a_prompt_that_does_not_fit_is_read_in_pieces_and_tried_whole_once(
     architecture, checkpoint, monkeypatch, caplog

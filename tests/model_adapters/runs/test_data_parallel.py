@@ -81,6 +81,7 @@ def metrics(results: dict[str, Any]) -> dict[str, float]:
     }
 
 
+@pytest.mark.exhaustive
 def test_two_processes_share_the_work_and_give_the_results_of_one(
     checkpoint: Checkpoints, tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

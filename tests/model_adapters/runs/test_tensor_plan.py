@@ -66,6 +66,7 @@ def fused(rank: int, plan: str, folder: Path, out: Path) -> None:
     torch.save((logits, len(summed)), out / f"{rank}.pt")
 
 
+@pytest.mark.exhaustive
 @NEEDS_PLANS
 @pytest.mark.parametrize("plan", PLANS)
 def test_fused_parts_of_a_plan_have_its_logits(plan, tmp_path):
@@ -101,6 +102,7 @@ def answers(checkpoint, tmp_path_factory) -> list[dict[str, Any]]:
     return [torch.load(out / f"{rank}.pt") for rank in range(2)]
 
 
+@pytest.mark.exhaustive
 @NEEDS_PLANS
 @pytest.mark.parametrize("model", MODELS)
 def test_processes_that_share_matrices_answer_as_one(model, answers, checkpoint):

@@ -40,6 +40,7 @@ def test_parquet_and_csv_hold_the_same_table_of_the_same_types_whatever_was_meas
     assert str(few.field("targets_per_window").type) == "int64"
 
 
+@pytest.mark.exhaustive
 def test_the_summary_states_how_far_context_helps_and_where_it_hurts(folder: Path) -> None:
     summary = (folder / "summary.md").read_text(encoding="utf-8")
     lines = {name: line for line in summary.splitlines() for name in re.findall(r"^- \*\*(.*?)\*\*", line)}
