@@ -22,7 +22,7 @@ VLLM ?= .venv-vllm
 
 help:
 	@echo "make demo          evaluate the two shipped checkpoints, write report/index.html"
-	@echo "make test          run the tests that find most faults, in five to six minutes; TESTS=... names some, TEST_WORKERS=... processes"
+	@echo "make test          run the tests that find most faults, in about five minutes; TESTS=... names some, TEST_WORKERS=... processes"
 	@echo "make test-all      run all tests: those of make test, then the rest"
 	@echo "make test-machines run the tests that multiply matrices as other processors would; ROWS=... names some rows"
 	@echo "make census        print files, lines and modules of the product"
