@@ -75,7 +75,7 @@ def is_on_the_hub(name: str, arguments: Mapping[str, Any] | None = None) -> bool
     """Whether the hub, or if it cannot be reached the hub's local cache, has a repository.
 
     This function sends one request. Loading would send five, which take half a minute without a network. `arguments`
-    are those of the model, of which `revision` and `cache_dir` are used.
+    are those of the model, of which `revision`, `cache_dir` and `token` are used.
     """
     # the import takes a third of a second, and most names are folders
     from huggingface_hub import errors, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
@@ -87,7 +87,8 @@ def is_on_the_hub(name: str, arguments: Mapping[str, Any] | None = None) -> bool
         if isinstance(try_to_load_from_cache(name, _ASKED_FOR, cache_dir=folder, revision=revision), str):
             return True
         if hub_commit(name, "models", revision) is None:
-            get_hf_file_metadata(hf_hub_url(name, _ASKED_FOR, revision=revision), timeout=_MOST_SECONDS)
+            address = hf_hub_url(name, _ASKED_FOR, revision=revision)
+            get_hf_file_metadata(address, token=options.get("token"), timeout=_MOST_SECONDS)
         return True
     except Exception as error:  # without a network, the HTTP client raises an error of its own class
         is_missing = isinstance(error, errors.RepositoryNotFoundError) and not isinstance(error, errors.GatedRepoError)

@@ -4,12 +4,14 @@ import inspect
 import json
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 import transformers
 from lm_eval.models.huggingface import HFLM
 
 from sbeval.checkpoints.argument_names import harness_arguments, names_of_a_checkpoint
 from sbeval.errors import UserError
+from sbeval.hub_names import is_on_the_hub
 from sbeval.model_adapters.open.arguments import check_early, check_names
 from sbeval.models import SbevalConfig, SbevalForCausalLM
 
@@ -83,3 +85,15 @@ def test_a_name_in_the_code_of_this_family_is_no_argument(tmp_path: Path) -> Non
 def test_of_a_model_whose_code_is_elsewhere_no_name_is_refused(checkpoint: Path) -> None:
     assert names_of_a_checkpoint(checkpoint) is None
     check_early({"pretrained": str(checkpoint), "of_that_code": 1})
+
+
+def test_a_private_repository_is_asked_for_with_the_model_s_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = []
+
+    def metadata(address: str, *, token: str | None = None, timeout: float) -> None:
+        sent.append((address.endswith("nobody/private/resolve/main/config.json"), token))
+
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", metadata)
+    assert is_on_the_hub("nobody/private", {"token": "hf_secret"})
+    assert is_on_the_hub("nobody/private")
+    assert sent == [(True, "hf_secret"), (True, None)]
