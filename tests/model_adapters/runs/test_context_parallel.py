@@ -13,7 +13,7 @@ import pytest
 import torch
 from ranks import run_ranks, start
 
-from sbeval.corpora import Layout, TokenizedCorpus, local_corpus, token_key, tokenize_corpus
+from sbeval.corpora import Layout, TokenizedCorpus, local_corpus, store, token_key, tokenize_corpus
 from sbeval.errors import UserError
 from sbeval.model_adapters.lm import StickBreakingLM
 from sbeval.scoring.requests import TokenLogprobsRequest
@@ -103,6 +103,7 @@ def arguments(tmp_path_factory) -> Iterator[Arguments]:
     text.write_text(english())
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SBEVAL_CACHE", str(folder / "tokens"))
+        patch.setattr(store, "_open", {})  # tokens that an earlier test opened are not written to this folder
         corpus: TokenizedCorpus = tokenize_corpus(local_corpus(text), tiny_tokenizer(adds_bos=False), Layout())
         yield [
             tuple(TokenLogprobsRequest(token_key(corpus, start, start + length), length, 0, scored))
