@@ -34,6 +34,8 @@ LABELS = ("red", "blue", "green", "white", "black", "brown", "pink", "gray")
 NAME = "sb_tally"
 CHOICES = 4
 """Counts among which a forced choice is made."""
+_END = "."
+"""Ends each answer of a forced choice: with tokens of single digits the answer 1 begins the answer 12."""
 _POOL_LINES = 65536
 _NUMBER = re.compile(r"\d+(?:,\d{3})*")
 _LABEL = re.compile(rf"\b({'|'.join(LABELS)})\b", re.IGNORECASE)
@@ -254,7 +256,10 @@ class TallyTask(RulerTask):
 
 
 class ForcedTallyTask(TallyTask):
-    """The prompts of the generated tally; the answer is the most probable of the labels, or of four counts."""
+    """The prompts of the generated tally; the answer is the most probable of the labels, or of four counts.
+
+    The log-probability of an answer includes the full stop after it.
+    """
 
     fixed: ClassVar = {"output_type": "loglikelihood_rolling"}
 
@@ -265,7 +270,9 @@ class ForcedTallyTask(TallyTask):
         for _, doc in documents:
             before = len(sequences)
             for prompt in self.prompts(doc["index"], sizes, frame):
-                sequences += [answer_sequence(self.counter, prompt, f" {answer}") for answer in self._guesses(doc)]
+                sequences += [
+                    answer_sequence(self.counter, prompt, f" {answer}{_END}") for answer in self._guesses(doc)
+                ]
             counts.append(len(sequences) - before)
         return self.target_requests(documents, sequences, counts=counts)
 

@@ -61,9 +61,27 @@ class Chooser(PartialModel):
         answers = []
         for request in requests:
             inputs, positions, targets = resolve_sequence(request.args[0])
-            prompt, answer = self.tokenizer.decode(inputs[: positions[0] + 1]), self.tokenizer.decode(targets).strip()
+            prompt, answer = self.tokenizer.decode(inputs[: positions[0] + 1]), self.tokenizer.decode(targets).strip(" .")
             logprobs = np.full(len(targets), self.rate(answer, solved(prompt)) / len(targets))
             answers.append(TargetLogprobs(logprobs, np.full(len(targets), True)))
+        return answers
+
+
+class Speller(Chooser):
+    """Predicts the right answer character by character, and that no letter or digit follows it."""
+
+    def target_logprobs(self, requests: list[Instance], disable_tqdm: bool = False) -> list[TargetLogprobs]:
+        answers = []
+        for request in requests:
+            inputs, positions, targets = resolve_sequence(request.args[0])
+            right = f" {solved(self.tokenizer.decode(inputs[: positions[0] + 1]))}"
+            text = self.tokenizer.decode(targets)
+            assert len(text) == len(targets)
+            is_likely = [
+                right.startswith(text[: place + 1]) or (text[:place] == right and not text[place].isalnum())
+                for place in range(len(text))
+            ]
+            answers.append(TargetLogprobs(np.log(np.where(is_likely, 0.9, 0.01)), np.array(is_likely)))
         return answers
 
 
@@ -164,6 +182,19 @@ def test_a_choice_by_log_probability_needs_no_generation(question: str, metadata
     if question == "count":
         assert value(results, name, "relative_error", LENGTHS[1]) == pytest.approx(np.mean(errors))
         assert value(results, name, "chance_relative_error", LENGTHS[1]) == pytest.approx(np.mean(guesses))
+
+
+@pytest.mark.parametrize("question", [QUESTIONS[0], *exhaustive(*QUESTIONS[1:])])
+def test_a_choice_is_right_if_one_answer_begins_another(question: str, folder: Path, metadata: dict[str, Any]) -> None:
+    """As 1 begins 12 with tokens of single digits."""
+    tokenizer, lengths = str(folder / "character"), [8000]
+    name = f"sb_tally_{question}_forced"
+    options = {**metadata, "tokenizer": tokenizer, "context_lengths": lengths, "num_samples": 40}
+    results = evaluated(Speller(tokenizer, lambda answer, right: 0.0), [name], options)
+    if question == "count":
+        candidates = [load_task(name, options).generator.candidates(index) for index in range(40)]
+        assert any("1" in counts and "10" < counts[-1] for counts in candidates)
+    assert value(results, name, "score", lengths[0]) == 1.0
 
 
 @pytest.mark.parametrize("labels", [2, 4, 8])
