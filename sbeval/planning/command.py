@@ -174,8 +174,8 @@ def _read_run(model_args: str | None, metadata: str | None, lengths: tuple[int, 
         lengths = tuple(of_metadata)
     elif lengths:
         settings["context_lengths"] = list(lengths)
-    name = None if checkpoint is None else str(checkpoint)
-    return _Run(checkpoint=name, arguments=arguments, metadata=settings, lengths=lengths or None)
+    named_checkpoint = None if checkpoint is None else str(checkpoint)
+    return _Run(checkpoint=named_checkpoint, arguments=arguments, metadata=settings, lengths=lengths or None)
 
 
 def _check_share(name: str, share: float | None, least: float = 0.0) -> None:
