@@ -16,6 +16,7 @@ from sbeval.planning.power import Spread
 from sbeval.reports.analyse.paired import scores_by_length
 from sbeval.reports.analyse.statistics import Floats, graded_errors
 from sbeval.reports.build import load_results
+from sbeval.reports.read.fields import context_metric
 from sbeval.reports.read.files import Paths
 from sbeval.reports.read.results import Results, records
 from sbeval.reports.read.samples import DOCUMENT_SUMS, SAMPLE_SCORES, SampleScores, SumsByDocument
@@ -23,7 +24,7 @@ from sbeval.results.intervals import MINIMUM_CLUSTERS, RESAMPLES, resampled, une
 
 NATS, SCORE = "nats per token", "score"
 _LEAST_SKEWNESS_ERROR, _MOST_MOVE, _MOST_KURTOSIS = 0.05, 3.0, 0.75
-SCORE_METRICS = ("score", "found", "accuracy", "exact_match", "acc")
+SCORE_METRICS = ("score", "found", "accuracy", "exact_match")
 """Metrics of samples in order of preference; of each task the first that it has is planned."""
 
 
@@ -82,16 +83,7 @@ def earlier_spreads(paths: Paths, tasks: Sequence[str], lengths: Sequence[int] |
     results = load_results(paths)
     pilots = [*_perplexity(results, tasks, lengths), *_scores(results, tasks, lengths)]
     known = {pilot.task for pilot in pilots}
-    measured = set(results.measurements["task"])
-    which = "lengths" if lengths is None else "of these lengths"
-    none_shared = (
-        f"the earlier results have no two {which} and no two models with {MINIMUM_CLUSTERS} documents or samples"
-    )
-    left_out = tuple(
-        f"{task}: " + (f"{none_shared} in common" if task in measured else "the earlier results do not contain it")
-        for task in tasks
-        if task not in known
-    )
+    left_out = tuple(f"{task}: {_reason(results, task, lengths)}" for task in tasks if task not in known)
     runs = sorted((run for model in results.models for run in model.runs), key=lambda run: run.date, reverse=True)
     timed = next((run.record for run in runs if run.record.tokens_per_second), None)
     return Earlier(
@@ -100,6 +92,24 @@ def earlier_spreads(paths: Paths, tasks: Sequence[str], lengths: Sequence[int] |
         gpu=None if timed is None else timed.gpu,
         left_out=left_out,
     )
+
+
+def _reason(results: Results, task: str, lengths: Sequence[int] | None) -> str:
+    """Returns why a task has no spread in these results."""
+    if task not in set(results.tasks):
+        return "the earlier results do not contain it"
+    logged = [scores for (_, name), scores in results[SAMPLE_SCORES].items() if name == task]
+    has_documents = any(key[1] == task for key in results[DOCUMENT_SUMS])
+    if not (logged or has_documents):
+        return "the earlier results have no samples of it, which --log_samples writes"
+    metrics = {metric for scores in logged for metric, _ in scores.scores}
+    if not has_documents and not any(context_metric(metric) for metric in metrics):
+        return "its scores in the earlier results have no context lengths"
+    if not has_documents and not any(scores_by_length(scores, name) for scores in logged for name in SCORE_METRICS):
+        return f"its samples in the earlier results have none of the scores {', '.join(SCORE_METRICS)}"
+    which = "lengths" if lengths is None else "of these lengths"
+    shared = f"no two {which} and no two models with {MINIMUM_CLUSTERS} documents or samples in common"
+    return f"the earlier results have {shared}"
 
 
 def spread_of(differences_C: Floats, weights_C: Floats, *, graded: bool) -> Spread:

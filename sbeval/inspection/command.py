@@ -237,7 +237,12 @@ def inspect(
     def read(windows: Any) -> Any:
         return [window.run for window in share(windows, nested=nested)]
 
-    work = [count_work(name, task.instances, encode, read) for name, task in made.items()]
+    work = [
+        dataclasses.replace(
+            count_work(name, task.instances, encode, read), available_documents=len(list(task.eval_docs))
+        )
+        for name, task in made.items()
+    ]
     preparing = time.perf_counter() - started
     duration = measured(made, run.model_args, device_here(), encode, read) if measure else None
     return dataclasses.replace(answer, work=work, duration=duration, preparing_seconds=preparing)

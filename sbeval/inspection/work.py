@@ -41,12 +41,14 @@ class TaskWork:
         requests: number of lm-eval requests.
         pieces: number of occurrences of each piece. A context that several requests share is counted each time,
             although the model may read it only once.
+        available_documents: number of lm-eval documents that the task has without a limit; None if it is unknown.
     """
 
     task: str
     documents: int
     requests: int
     pieces: Mapping[Piece, int]
+    available_documents: int | None = None
 
     @property
     def tokens(self) -> int:

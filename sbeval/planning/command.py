@@ -1,6 +1,8 @@
 """The `sbeval plan` command: which differences a number of documents shows, how many one needs, and what they cost."""
 
+import dataclasses
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +12,7 @@ import typer
 from sbeval.errors import UserError
 from sbeval.planning.power import POWER, Spread
 from sbeval.planning.report import NATS, TAILS, Cost, Plan, Planned
-from sbeval.processes.next_step import print_next_step
+from sbeval.processes.next_step import evaluation_of, print_next_step
 from sbeval.settings import Count, Lengths, PositiveNumber, as_number, read_value
 
 _RESULTS = typer.Argument(metavar="RESULTS...", help="Earlier results files or folders, with samples, for the spreads.")
@@ -31,6 +33,7 @@ _MEASURE = typer.Option("--measure", help="Estimate the time by running some doc
 _SPEED = typer.Option(
     "--tokens_per_second", "--tokens-per-second", help="Speed for the time, in input tokens per second of model time."
 )
+_LEAST_POWER = 0.5
 Earlier = Any
 """`sbeval.reports.spreads.Earlier`, which this package does not import."""
 
@@ -81,10 +84,14 @@ def plan_command(
         ):
             if value is not None:
                 read_value(PositiveNumber, value, name=name)
-        for name, share in (("--changed", changed), ("--power", power)):
-            _check_share(name, share)
+        _check_share("--changed", changed)
+        _check_share("--power", power, least=_LEAST_POWER)
+        if measure and tokens_per_second is not None:
+            raise UserError("--measure and --tokens_per_second both set the speed: remove one of them.")
         read_value(Count, documents, name="--documents")
         chosen: tuple[int, ...] | None = lengths and read_value(Lengths, lengths, name="--lengths")  # type: ignore[assignment]
+        run = _read_run(model_args, metadata, chosen, measure=measure)
+        chosen = run.lengths
         names = {name: definition for task in tasks.split(",") for name, definition in expand([task.strip()])}
         earlier = read_earlier(results, list(names), chosen) if results else None
         stated = {True: spread, False: None if changed is None else changed**0.5}
@@ -92,11 +99,12 @@ def plan_command(
         planned = [
             each
             for name, definition in names.items()
-            for each in _planned(name, _scores_text(definition), earlier, stated, chosen, common)
+            for each in _planned(name, definition, earlier, stated, chosen, common)
         ]
-        cost, source = _costs(
-            inspect, names, documents, chosen or _lengths_of(earlier, names), model_args, metadata, measure
-        )
+        notes = _notes(names, planned, earlier, is_changed_stated=changed is not None)
+        cost, source = _costs(inspect, names, documents, chosen or _lengths_of(earlier, names), run, measure)
+        planned = [_with_available(each, cost) for each in planned]
+        notes = [*_fewer_notes(planned, documents), *notes]
         if tokens_per_second is None and earlier is not None and source is None:
             tokens_per_second = earlier.tokens_per_second
             if tokens_per_second is not None:
@@ -106,22 +114,77 @@ def plan_command(
             source = f"{tokens_per_second:,.0f} tokens per second, as stated"
         if tokens_per_second is not None:
             cost = [_timed(each, tokens_per_second) for each in cost]
-        plan = Plan(planned=planned, costs=cost, time_source=source, notes=_notes(names, planned, earlier))
+        plan = Plan(planned=planned, costs=cost, time_source=source, notes=notes)
         print(json.dumps(plan.to_json(), indent=2, allow_nan=False) if as_json else plan.to_text())
         if not as_json:
-            print_next_step(
-                f"sbeval run --model_args pretrained=CKPT --tasks {tasks} --limit {documents} --output_path results"
-            )
+            print_next_step(run.next_step(tasks, documents))
 
     app(list(arguments), prog_name="sbeval plan")
 
 
-def _check_share(name: str, share: float | None) -> None:
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _Run:
+    """The options that a plan shares with `sbeval run`.
+
+    Attributes:
+        checkpoint: the checkpoint; None if none is named.
+        arguments: further arguments of the model.
+        metadata: options of the tasks, with the context lengths if these are stated.
+        lengths: context lengths; None if they are not stated.
+    """
+
+    checkpoint: str | None
+    arguments: Mapping[str, Any]
+    metadata: Mapping[str, Any]
+    lengths: tuple[int, ...] | None
+
+    def next_step(self, tasks: str, documents: int) -> str:
+        """Returns the command line that runs the plan."""
+        return evaluation_of(
+            self.checkpoint or "CKPT",
+            tasks=tasks,
+            metadata=json.dumps(self.metadata) if self.metadata else None,
+            model_args=json.dumps(self.arguments) if self.arguments else None,
+            limit=documents,
+        )
+
+
+def _read_run(model_args: str | None, metadata: str | None, lengths: tuple[int, ...] | None, *, measure: bool) -> _Run:
+    """Reads the options that a plan shares with `sbeval run`.
+
+    Raises:
+        UserError: an option needs a checkpoint and none is named, or two options state different lengths.
+    """
+    from sbeval.harness.options import read_mapping  # a slow import that --help does without
+
+    arguments = read_mapping(model_args or "", "--model_args")
+    checkpoint = arguments.pop("pretrained", None)
+    if checkpoint is None:
+        for name, value in (("--measure", measure), ("--model_args", model_args), ("--metadata", metadata)):
+            if value:
+                raise UserError(f"{name} needs a checkpoint: name it with --model_args pretrained=CKPT.")
+    settings = dict(read_mapping(metadata or "{}", "--metadata"))
+    if "context_lengths" in settings:
+        of_metadata = read_value(Lengths, settings["context_lengths"], name="context_lengths", source="--metadata")
+        if lengths and set(lengths) != set(of_metadata):
+            named = [",".join(map(str, each)) for each in (lengths, of_metadata)]
+            raise UserError(
+                f"--lengths says {named[0]}, and context_lengths in --metadata says {named[1]}: remove one of them."
+            )
+        lengths = tuple(of_metadata)
+    elif lengths:
+        settings["context_lengths"] = list(lengths)
+    named_checkpoint = None if checkpoint is None else str(checkpoint)
+    return _Run(checkpoint=named_checkpoint, arguments=arguments, metadata=settings, lengths=lengths or None)
+
+
+def _check_share(name: str, share: float | None, least: float = 0.0) -> None:
     try:
         if share is not None:
-            as_number(share, lambda value: 0 < value < 1)
+            as_number(share, lambda value: 0 < value < 1 and value >= least)
     except ValueError:
-        raise UserError(f"Expected {name} between 0 and 1, found {share}: correct it.") from None
+        expected = f"of at least {least:g} and below 1" if least else "between 0 and 1"
+        raise UserError(f"Expected {name} {expected}, found {share}: correct it.") from None
 
 
 def _scores_text(definition: Mapping[str, Any] | None) -> bool:
@@ -129,24 +192,35 @@ def _scores_text(definition: Mapping[str, Any] | None) -> bool:
     return ".perplexity." in str((definition or {}).get("class"))
 
 
+def _has_scores(definition: Mapping[str, Any] | None) -> bool:
+    """Whether the samples of a task may have scores of 0 or 1; those of lm-eval's tasks may."""
+    return definition is None or "ruler" in (definition.get("metadata") or {})
+
+
+def _generates(definition: Mapping[str, Any] | None) -> bool:
+    return (definition or {}).get("output_type") == "generate_until"
+
+
 def _planned(
     task: str,
-    scores_text: bool,
+    definition: Mapping[str, Any] | None,
     earlier: Earlier,
     stated: Mapping[bool, float | None],
     lengths: Sequence[int] | None,
     common: Mapping[str, Any],
 ) -> list[Planned]:
     """Returns the planned differences of one task: those of earlier results, or else one with the stated spread."""
-    if (spread := stated[scores_text]) is not None:
+    scores_text = _scores_text(definition)
+    if (spread := stated[scores_text]) is not None and (scores_text or _has_scores(definition)):
+        has_lengths = definition is not None
         return [
             Planned(
                 task=task,
-                difference="any two lengths or models",
+                difference="any two lengths or models" if has_lengths else "any two models",
                 unit=NATS if scores_text else "score",
-                spread=Spread(estimate=spread),
+                spread=Spread(estimate=spread, largest=math.inf if scores_text else spread**2),
                 source="of a paired difference, as stated",
-                comparisons=max(1, len(lengths or ()) - 1),
+                comparisons=max(1, len(lengths or ()) - 1) if has_lengths else 1,
                 **common,
             )
         ]
@@ -184,33 +258,31 @@ def _lengths_of(earlier: Earlier, names: Iterable[str]) -> tuple[int, ...]:
 
 def _costs(
     inspect: Callable[..., Any],
-    names: Mapping[str, Any],
+    names: Mapping[str, Mapping[str, Any] | None],
     documents: int,
     lengths: Sequence[int],
-    model_args: str | None,
-    metadata: str | None,
+    run: _Run,
     measure: bool,
 ) -> tuple[list[Cost], str | None]:
     """Returns the cost of each task, and where its time comes from; None if it is unknown.
 
     Raises:
-        UserError: an option needs a checkpoint and none is named, or a task or the checkpoint cannot be read.
+        UserError: a task or the checkpoint cannot be read.
     """
-    from sbeval.harness.options import read_mapping  # a slow import that --help does without
-
-    arguments = read_mapping(model_args or "", "--model_args")
-    checkpoint = arguments.pop("pretrained", None)
-    if checkpoint is None:
-        for name, value in (("--measure", measure), ("--model_args", model_args), ("--metadata", metadata)):
-            if value:
-                raise UserError(f"{name} needs a checkpoint: name it with --model_args pretrained=CKPT.")
+    generates = {name: _generates(definition) for name, definition in names.items()}
+    if run.checkpoint is None:
         tokens = documents * sum(lengths)
-        return [Cost(task=name, units=documents, tokens=tokens, is_counted=False) for name in names if tokens], None
-    settings = read_mapping(metadata or "{}", "--metadata")
+        with_lengths = [name for name, definition in names.items() if definition is not None and tokens]
+        costs = [
+            Cost(task=name, units=documents, tokens=tokens, is_counted=False, generates=generates[name])
+            for name in with_lengths
+        ]
+        return costs, None
+    settings = dict(run.metadata)
     if lengths and "context_lengths" not in settings:
         settings["context_lengths"] = list(lengths)
-    options = {"model_args": json.dumps(arguments) if arguments else None, "metadata": json.dumps(settings)}
-    answer = inspect(str(checkpoint), tasks=",".join(names), limit=documents, measure=measure, **options)
+    options = {"model_args": dict(run.arguments) or None, "metadata": json.dumps(settings)}
+    answer = inspect(run.checkpoint, tasks=",".join(names), limit=documents, measure=measure, **options)
     seconds = answer.duration.model_seconds if answer.duration is not None else {}
     costs = [
         Cost(
@@ -219,6 +291,8 @@ def _costs(
             tokens=work.tokens,
             new_tokens=work.new_tokens,
             seconds=seconds.get(work.task),
+            generates=generates.get(work.task, False) or work.new_tokens > 0,
+            available=work.available_documents,
         )
         for work in answer.work or ()
     ]
@@ -226,12 +300,31 @@ def _costs(
 
 
 def _timed(cost: Cost, tokens_per_second: float) -> Cost:
-    seconds = (cost.tokens + cost.new_tokens) / tokens_per_second
-    values = {"task": cost.task, "units": cost.units, "tokens": cost.tokens, "new_tokens": cost.new_tokens}
-    return Cost(**values, seconds=seconds, is_counted=cost.is_counted)  # type: ignore[arg-type]
+    """Returns the cost with the time of its input tokens; a speed of inputs says nothing about generation."""
+    return dataclasses.replace(cost, seconds=cost.tokens / tokens_per_second, excludes_generation=cost.generates)
 
 
-def _notes(names: Iterable[str], planned: Sequence[Planned], earlier: Earlier) -> list[str]:
+def _with_available(planned: Planned, costs: Sequence[Cost]) -> Planned:
+    """Returns the plan with the number of documents that the task has, at most as many as planned."""
+    cost = next((cost for cost in costs if cost.task == planned.task and cost.is_counted), None)
+    if cost is None:
+        return planned
+    return dataclasses.replace(planned, units=min(planned.units, cost.units), available=cost.available)
+
+
+def _fewer_notes(planned: Sequence[Planned], documents: int) -> list[str]:
+    """Returns a sentence for each task that has fewer documents than --documents."""
+    units = {each.task: each.units for each in planned if each.units < documents}
+    return [f"{task} has {count:,}, not {documents:,}: the plan is for {count:,}." for task, count in units.items()]
+
+
+def _notes(
+    names: Mapping[str, Mapping[str, Any] | None],
+    planned: Sequence[Planned],
+    earlier: Earlier,
+    *,
+    is_changed_stated: bool,
+) -> list[str]:
     """Returns sentences on what pilots lack, and on tasks without a spread.
 
     Raises:
@@ -241,9 +334,24 @@ def _notes(names: Iterable[str], planned: Sequence[Planned], earlier: Earlier) -
     missing = [name for name in names if name not in known]
     reasons = dict(sentence.split(": ", 1) for sentence in (earlier.left_out if earlier is not None else ()))
     remedy = "state one with --spread (NLL) or --changed (scores)"
+    unscored = [name for name in missing if not (_scores_text(names[name]) or _has_scores(names[name]))]
+    no_score = "its samples have neither an NLL of text nor scores of 0 or 1"
     if not known:
+        if unscored == missing:
+            raise UserError(f"{', '.join(missing)} cannot be planned, because {no_score}: name other tasks.")
         reason = next(iter(reasons.values()), "no earlier results are named")
         raise UserError(f"The spread of {', '.join(missing)} is unknown, because {reason}: {remedy}.")
-    unplanned = [f"{name} is not planned: {reasons.get(name, 'no spread is stated')}; {remedy}." for name in missing]
+    unplanned = [
+        f"{name} is not planned: {no_score}."
+        if name in unscored
+        else f"{name} is not planned: {reasons.get(name, 'no spread is stated')}; {remedy}."
+        for name in missing
+    ]
+    if is_changed_stated:
+        unplanned += [
+            f"{name} is a task of lm-eval, without context lengths: the plan holds if its samples score 0 or 1."
+            for name, definition in names.items()
+            if definition is None and name in known
+        ]
     from_pilots = any(each.spread.draws_B2 is not None for each in planned)
     return [TAILS] * from_pilots + unplanned

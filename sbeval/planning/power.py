@@ -44,11 +44,13 @@ class Spread:
         estimate: the standard deviation, in the unit of the difference.
         skewness: skewness of the differences.
         draws_B2: what standard deviation and skewness may be: draws of both, float64 [B, 2]. None if they are stated.
+        largest: largest difference that is possible with a stated spread, in the unit of the difference.
     """
 
     estimate: float
     skewness: float = 0.0
     draws_B2: Floats | None = None
+    largest: float = math.inf
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -63,12 +65,15 @@ class Spread:
     ) -> tuple[float, float, float]:
         """Returns the smallest rise or fall that is shown with this power on average over the draws, and its interval.
 
-        The interval is that of the difference with this power for the true spread. All are NaN without an interval.
+        The interval is that of the difference with this power for the true spread. All are NaN if there is no interval,
+        or if the smallest difference is larger than the largest possible one.
         """
         sign = 1 if rise else -1
         options = {"units": units, "comparisons": comparisons}
         if self.draws_B2 is None:
             stated = float(smallest_difference(self.estimate, skewness=sign * self.skewness, power=power, **options))
+            if stated > self.largest:
+                stated = math.nan
             return stated, stated, stated
         spreads_B, skewness_B = self.draws_B2.T
         low, high = np.quantile(
@@ -84,8 +89,11 @@ class Spread:
     def needed(self, difference: float, *, power: float = POWER) -> tuple[int | None, int | None, int | None]:
         """Returns how many documents or samples show a rise and a fall of this size, with the ends of its interval.
 
-        A number is at least `MINIMUM_CLUSTERS`, below which there is no interval, and None above `MOST_UNITS`.
+        A number is at least `MINIMUM_CLUSTERS`, below which there is no interval, and None above `MOST_UNITS`. All are
+        None for a difference that is larger than the largest possible one.
         """
+        if difference > self.largest:
+            return None, None, None
 
         def larger(units: int, place: int) -> float:
             return max(self.smallest(units, rise=rise, power=power)[place] for rise in (True, False))

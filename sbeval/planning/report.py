@@ -12,6 +12,8 @@ from sbeval.results.intervals import MINIMUM_CLUSTERS, decimals
 
 NATS = "nats per token"
 _LEAST_DIGITS = 4
+_TOO_MANY = "*"
+"""Marks a number of documents that the task does not have."""
 LONG_TAIL = 2.0
 """Skewness beyond which a pilot has a long tail."""
 TAILS = (
@@ -35,6 +37,7 @@ class Planned:
         comparisons: number of differences of the task that are judged at once.
         power: probability with which a difference is to be shown.
         wanted: difference that is wanted, in the unit; None for none.
+        available: number of documents or samples that the task has; None if it is unknown.
     """
 
     task: str
@@ -46,6 +49,7 @@ class Planned:
     comparisons: int
     power: float
     wanted: float | None = None
+    available: int | None = None
 
     def smallest(self, *, rise: bool, together: bool = False) -> tuple[float, float, float]:
         """Returns the smallest rise or fall that is shown, with the ends of its interval.
@@ -59,7 +63,7 @@ class Planned:
     def needed(self) -> tuple[int | None, int | None, int | None]:
         """How many documents or samples show the wanted difference, whichever its sign, with the ends of its interval.
 
-        They are None if no difference is wanted, or if more would be needed than exist.
+        They are None if no difference is wanted, or if no number shows it.
         """
         return (None, None, None) if self.wanted is None else self.spread.needed(self.wanted, power=self.power)
 
@@ -83,6 +87,7 @@ class Planned:
             "wanted_difference": self.wanted,
             "needed": needed,
             "needed_ci95": [fewest, most],
+            "available": self.available,
         }
 
 
@@ -98,6 +103,9 @@ class Cost:
         seconds: time in the model; None if it is unknown.
         is_counted: whether the tokens were counted from the task's requests; otherwise they are the sum of the context
             lengths, once for each document.
+        generates: whether the task generates.
+        excludes_generation: whether the time is that of the input tokens only, although the task generates.
+        available: number of documents or samples that the task has; None if it is unknown.
     """
 
     task: str
@@ -106,10 +114,13 @@ class Cost:
     new_tokens: int = 0
     seconds: float | None = None
     is_counted: bool = True
+    generates: bool = False
+    excludes_generation: bool = False
+    available: int | None = None
 
     def of(self, units: int) -> tuple[int, float | None]:
         """Returns the tokens and the seconds of another number of documents."""
-        share = units / self.units
+        share = units / max(1, self.units)
         return round(self.tokens * share), None if self.seconds is None else self.seconds * share
 
 
@@ -150,10 +161,13 @@ class Plan:
         rows = []
         for cost in self.costs:
             new_tokens = f"{cost.new_tokens:,}" if cost.new_tokens else ""
-            rows.append([cost.task, f"{cost.units:,}", f"{cost.tokens:,}", new_tokens, _seconds(cost.seconds)])
+            rows.append([cost.task, f"{cost.units:,}", f"{cost.tokens:,}", new_tokens, _seconds(cost, cost.seconds)])
             if (most := needed[cost.task]) is not None:
                 tokens, seconds = cost.of(most)
-                rows.append(["  for the wanted difference", f"{most:,}", f"{tokens:,}", "", _seconds(seconds)])
+                mark = _mark(most, cost.available)
+                rows.append(
+                    ["  for the wanted difference", f"{most:,}{mark}", f"{tokens:,}", "", _seconds(cost, seconds)]
+                )
         lines = _aligned([header, *rows])
         if not all(cost.is_counted for cost in self.costs):
             lines.append("Tokens: the sum of the context lengths, once for each document. --model_args counts them.")
@@ -172,7 +186,7 @@ class Plan:
 def _task_lines(planned: Sequence[Planned]) -> list[str]:
     """Returns the lines of one task: a heading, a table, and how to read it."""
     first = planned[0]
-    units = "documents" if first.unit == NATS else "samples"
+    units = _units_word(first.unit)
     wanted = first.wanted
     header = ["difference", "spread [95%]", "rise [95%]", "fall [95%]"]
     header += ["all at once"] * (first.comparisons > 1)
@@ -183,7 +197,7 @@ def _task_lines(planned: Sequence[Planned]) -> list[str]:
         row += [_with_ends(each.smallest(rise=rise)) for rise in (True, False)]
         if first.comparisons > 1:
             row.append(_number(max(each.smallest(rise=rise, together=True)[0] for rise in (True, False))))
-        row += [_counts(each.needed)] * (wanted is not None)
+        row += [_counts(each)] * (wanted is not None)
         rows.append(row)
     title = f"smallest difference that {first.units:,} {units} show with a power of {first.power:.0%}"
     lines = [f"{first.task}, {first.unit}: {title}"]
@@ -191,9 +205,28 @@ def _task_lines(planned: Sequence[Planned]) -> list[str]:
     sources = dict.fromkeys(each.source for each in planned)
     lines.append(f"Spread: {'; '.join(sources)}.")
     lines += [sentence for each in planned if (sentence := _tail_sentence(each))]
+    lines += dict.fromkeys(sentence for each in planned for sentence in _limit_sentences(each, units))
     if first.units < MINIMUM_CLUSTERS:
         lines.append(f"With fewer than {MINIMUM_CLUSTERS} {units} there is no interval, so nothing is shown.")
     return lines
+
+
+def _units_word(unit: str) -> str:
+    return "documents" if unit == NATS else "samples"
+
+
+def _limit_sentences(planned: Planned, units: str) -> list[str]:
+    """Returns sentences on differences that are not possible, and on needed numbers that the task does not have."""
+    sentences = []
+    largest, wanted = planned.spread.largest, planned.wanted
+    if math.isfinite(largest) and planned.units >= MINIMUM_CLUSTERS:
+        is_none_shown = any(math.isnan(planned.smallest(rise=True, together=together)[0]) for together in (False, True))
+        if is_none_shown or (wanted is not None and wanted > largest):
+            sentences.append(f"No difference is larger than {largest:g}, the share of samples that change.")
+    counts = [count for count in planned.needed if count is not None]
+    if any(_mark(count, planned.available) for count in counts):
+        sentences.append(f"{_TOO_MANY} More than the task has: {planned.available:,} {units}.")
+    return sentences
 
 
 def _tail_sentence(planned: Planned) -> str | None:
@@ -219,13 +252,24 @@ def _number(value: float) -> str:
     return "none" if math.isnan(value) else f"{value:.{_LEAST_DIGITS}f}"
 
 
-def _counts(counts: tuple[int | None, int | None, int | None]) -> str:
-    texts = ["more than exist" if count is None else f"{count:,}" for count in counts]
+def _counts(planned: Planned) -> str:
+    units = _units_word(planned.unit)
+    texts = [
+        f"more than any number of {units}" if count is None else f"{count:,}{_mark(count, planned.available)}"
+        for count in planned.needed
+    ]
     return texts[0] if len(set(texts)) == 1 else f"{texts[0]} [{texts[1]}, {texts[2]}]"
 
 
-def _seconds(seconds: float | None) -> str:
-    return "" if seconds is None else time_text(seconds)
+def _mark(count: int, available: int | None) -> str:
+    """Returns the mark of a number of documents that the task does not have."""
+    return _TOO_MANY if available is not None and count > available else ""
+
+
+def _seconds(cost: Cost, seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    return time_text(seconds) + (" without generation" if cost.excludes_generation else "")
 
 
 def _or_none(value: float) -> float | None:

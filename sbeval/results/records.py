@@ -45,7 +45,7 @@ OF_ABSENT = (SAID_ABSENT, INVENTED, MARGIN_ABSENT)
 OF_PRESENT = (FOUND, MARGIN_THERE)
 """Metrics of the samples of such tasks whose key is in the text."""
 RELATIVE_ERROR, CHANCE_RELATIVE_ERROR = "relative_error", "chance_relative_error"
-"""Metrics of counts: the distance from the right count as a share of it, and that of a random guess."""
+"""Metrics of counts: the distance from the right count as a share of it, and that of the best answer without text."""
 LABEL = "label"
 """Key of lm-eval's metadata that holds the model's name in reports."""
 

@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from sbeval.results.intervals import MINIMUM_CLUSTERS, decimals
-from sbeval.results.records import parse_metric_key
+from sbeval.results.records import RELATIVE_ERROR, parse_metric_key
 
 _TASKS_ABREAST = 3
 _LEAST_DIGITS = 3
 _EXACT = "exact_match"
-_MORE_SCORES = ("found", "said_absent", "invented", "soft_match", "first_step")
+_MORE_SCORES = ("found", "said_absent", "invented", "soft_match", "first_step", RELATIVE_ERROR)
 """Metrics beside scores and exact answers that have a row of their own."""
 _NONE = "-"
 

@@ -18,7 +18,7 @@ from lm_eval.api.instance import Instance
 from numpy.typing import NDArray
 from pydantic import Field
 
-from sbeval.results.records import CHANCE_RELATIVE_ERROR, RELATIVE_ERROR, metric_key
+from sbeval.results.records import CHANCE_RELATIVE_ERROR, RELATIVE_ERROR, TaskRecord, metric_key
 from sbeval.scoring.requests import TargetSequence
 from sbeval.settings import MOST_COUNTED, whole
 from sbeval.tasks.base import Numbered
@@ -34,6 +34,8 @@ LABELS = ("red", "blue", "green", "white", "black", "brown", "pink", "gray")
 NAME = "sb_tally"
 CHOICES = 4
 """Counts among which a forced choice is made."""
+_END = "."
+"""Ends each answer of a forced choice: with tokens of single digits the answer 1 begins the answer 12."""
 _POOL_LINES = 65536
 _NUMBER = re.compile(r"\d+(?:,\d{3})*")
 _LABEL = re.compile(rf"\b({'|'.join(LABELS)})\b", re.IGNORECASE)
@@ -207,12 +209,18 @@ def relative_error(count: int | None, right: int) -> float:
     return 1.0 if count is None else min(1.0, abs(count - right) / right)
 
 
+def best_guess(counts: Sequence[int]) -> int:
+    """Returns the count with the smallest mean relative error if each of `counts` is right equally often."""
+    return min(counts, key=lambda guess: sum(relative_error(guess, right) for right in counts))
+
+
 class TallyTask(RulerTask):
     """Tallies of labels, generated: a count, the most frequent label, or the more frequent of two.
 
     Metrics at each length: `score`, whether the first number or label in the answer is right; `chance`, that of a
     random guess, among all counts that are asked for or among the labels of the question. Counts also have
-    `relative_error`, the distance from the right count as a share of it, at most 1, and `chance_relative_error`.
+    `relative_error`, the distance from the right count as a share of it, at most 1, and `chance_relative_error`, that
+    of `best_guess`: without the text no answer has a smaller one on average.
     """
 
     options_class = TallyOptions
@@ -220,6 +228,11 @@ class TallyTask(RulerTask):
     family = "tally"
     options: TallyOptions
     generator: TallyGenerator
+
+    def record(self) -> TaskRecord:
+        """Returns the facts about this run for the results file, with the question as the protocol."""
+        forced = "" if self.OUTPUT_TYPE == "generate_until" else "_forced"
+        return dataclasses.replace(super().record(), protocol=f"tally_{self.options.question}{forced}")
 
     def make_generator(self, name: str) -> Generator:
         """Returns the generator that all tallies share, so that their samples have the same texts."""
@@ -249,12 +262,15 @@ class TallyTask(RulerTask):
             "score": float(count == int(right)),
             "chance": 1 / len(guesses),
             RELATIVE_ERROR: relative_error(count, int(right)),
-            CHANCE_RELATIVE_ERROR: sum(relative_error(int(guess), int(right)) for guess in guesses) / len(guesses),
+            CHANCE_RELATIVE_ERROR: relative_error(best_guess([int(guess) for guess in guesses]), int(right)),
         }
 
 
 class ForcedTallyTask(TallyTask):
-    """The prompts of the generated tally; the answer is the most probable of the labels, or of four counts."""
+    """The prompts of the generated tally; the answer is the most probable of the labels, or of four counts.
+
+    The log-probability of an answer includes the full stop after it.
+    """
 
     fixed: ClassVar = {"output_type": "loglikelihood_rolling"}
 
@@ -265,7 +281,9 @@ class ForcedTallyTask(TallyTask):
         for _, doc in documents:
             before = len(sequences)
             for prompt in self.prompts(doc["index"], sizes, frame):
-                sequences += [answer_sequence(self.counter, prompt, f" {answer}") for answer in self._guesses(doc)]
+                sequences += [
+                    answer_sequence(self.counter, prompt, f" {answer}{_END}") for answer in self._guesses(doc)
+                ]
             counts.append(len(sequences) - before)
         return self.target_requests(documents, sequences, counts=counts)
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,20 @@ from sbeval.commands import cli
 from sbeval.errors import UserError
 from sbeval.planning.power import smallest_difference
 from sbeval.reports.spreads import spread_of
-from tests.reports.result_files import CURVES, LENGTHS, model_record, perplexity_task, ruler_task, write_run
+from tests.reports.result_files import (
+    CURVES,
+    LENGTHS,
+    model_record,
+    ordinary_task,
+    perplexity_task,
+    ruler_task,
+    write_run,
+)
 
 TEXT, NEEDLES = "sb_stdlib_fixed_target", "sb_niah_single_1"
 CHECKPOINT = ROOT / "sbeval" / "demo" / "checkpoints" / "rope"
+
+MODEL = ["--model_args", f"pretrained={CHECKPOINT}"]
 
 
 @pytest.fixture(scope="module")
@@ -157,11 +168,21 @@ def test_a_checkpoint_counts_tokens_as_inspect_does(capsys: pytest.CaptureFixtur
         (["--tasks", TEXT, "--changed", "0.3"], f"spread of {TEXT} is unknown"),
         (["--tasks", "sb_nothing", "--spread", "1"], "There is no task 'sb_nothing'"),
         (["--tasks", TEXT, "--spread", "0"], "Expected --spread to be a number above 0, found 0"),
-        (["--tasks", TEXT, "--spread", "1", "--power", "1"], "Expected --power between 0 and 1, found 1"),
+        (["--tasks", TEXT, "--spread", "1", "--power", "1"], "Expected --power of at least 0.5 and below 1, found 1"),
         (["--tasks", TEXT, "--spread", "1", "--lengths", "x"], "list of positive whole numbers"),
         (["--tasks", TEXT, "--spread", "1", "--measure"], "--measure needs a checkpoint"),
         (["--tasks", TEXT, "--spread", "1", "--model_args", "pretraned=x"], "--model_args needs a checkpoint"),
         (["--tasks", TEXT, "--spread", "1", "--metadata", "{}"], "--metadata needs a checkpoint"),
+        (["--tasks", TEXT, "--spread", "1", "--power", "0.3"], "of at least 0.5 and below 1, found 0.3"),
+        (["--tasks", "sb_span,sb_mqrar", "--changed", "0.3"], "sb_span, sb_mqrar cannot be planned"),
+        (
+            ["--tasks", TEXT, "--spread", "1", "--measure", "--tokens_per_second", "9", *MODEL],
+            "--measure and --tokens_per_second both set the speed",
+        ),
+        (
+            ["--tasks", TEXT, "--spread", "1", "--lengths", "64", "--metadata", '{"context_lengths": [128]}', *MODEL],
+            "--lengths says 64, and context_lengths in --metadata says 128",
+        ),
         (["no-such-folder", "--tasks", TEXT], "no-such-folder"),
     ],
 )
@@ -177,3 +198,104 @@ def test_results_without_shared_documents_say_so(tmp_path: Path, capsys: pytest.
     text = plan(capsys, tmp_path, "--tasks", f"{TEXT},{NEEDLES},sb_text_stream", "--lengths", "512,1024")
     assert "sb_text_stream is not planned: the earlier results do not contain it; state one" in text
     assert f"{TEXT} is not planned: the earlier results have no two of these lengths and no two models" in text
+
+
+def test_a_task_with_fewer_documents_is_planned_with_those(capsys: pytest.CaptureFixture[str]) -> None:
+    options = [
+        "--tasks",
+        NEEDLES,
+        "--changed",
+        0.25,
+        "--lengths",
+        "512",
+        "--documents",
+        40,
+        "--difference",
+        0.2,
+        *MODEL,
+    ]
+    metadata = ["--metadata", '{"num_samples": 30}']
+    planned = json.loads(plan(capsys, *options, *metadata, "--json"))
+    ((difference,), (cost,)) = planned["differences"], planned["costs"]
+    assert difference["units"] == difference["available"] == cost["units"] == 30
+    assert difference["smallest_rise"] is None  # larger than the share of changed samples
+    assert difference["needed"] > 30
+    assert f"{NEEDLES} has 30, not 40: the plan is for 30." in planned["notes"]
+    text = plan(capsys, *options, *metadata)
+    assert f"{difference['needed']}*" in text
+    assert "* More than the task has: 30 samples." in text
+
+
+def test_time_from_a_speed_leaves_out_generation(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--tasks", f"{TEXT},{NEEDLES}", "--spread", 0.05, "--changed", 0.25, "--lengths", "512"]
+    options += ["--documents", 2, "--tokens_per_second", 100]
+    stated = json.loads(plan(capsys, *options, "--json"))["costs"]
+    assert [cost["excludes_generation"] for cost in stated] == [False, True]
+    counted = json.loads(plan(capsys, *options, *MODEL, "--json"))["costs"]
+    assert counted[1]["new_tokens"] > 0
+    assert [cost["seconds"] for cost in counted] == [cost["tokens"] / 100 for cost in counted]
+    text_row, needle_row = (
+        next(row for row in plan(capsys, *options, *MODEL).splitlines() if row.startswith(f"  {task}"))
+        for task in (TEXT, NEEDLES)
+    )
+    assert needle_row.endswith("without generation")
+    assert "without" not in text_row
+
+
+def test_scores_differ_by_no_more_than_the_share_that_changes(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--tasks", NEEDLES, "--changed", 0.05, "--difference", 0.1]
+    few = json.loads(plan(capsys, *options, "--documents", 40, "--json"))["differences"][0]
+    assert smallest_difference(0.05**0.5, 40) > 0.05
+    assert few["smallest_rise"] is few["smallest_fall"] is few["needed"] is None
+    many = json.loads(plan(capsys, *options, "--documents", 4000, "--json"))["differences"][0]
+    assert many["smallest_rise"] == pytest.approx(smallest_difference(0.05**0.5, 4000))
+    text = plan(capsys, *options, "--documents", 40)
+    assert "more than any number of samples" in text
+    assert "No difference is larger than 0.05, the share of samples that change." in text
+
+
+def test_tasks_without_lengths_or_scores_say_so(capsys: pytest.CaptureFixture[str]) -> None:
+    options = [
+        "--tasks",
+        f"{NEEDLES},sb_span,hellaswag",
+        "--changed",
+        0.25,
+        "--lengths",
+        "512,1024",
+        "--documents",
+        400,
+    ]
+    text = plan(capsys, *options)
+    assert "sb_span is not planned: its samples have neither an NLL of text nor scores of 0 or 1." in text
+    assert (
+        "hellaswag is a task of lm-eval, without context lengths: the plan holds if its samples score 0 or 1." in text
+    )
+    planned = json.loads(plan(capsys, *options, "--json"))
+    assert [each["difference"] for each in planned["differences"]] == ["any two lengths or models", "any two models"]
+    assert [each["comparisons"] for each in planned["differences"]] == [1, 1]
+
+
+def test_the_next_step_runs_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--tasks", TEXT, "--spread", 0.05, "--lengths", "64,128", "--documents", 3]
+    model = ["--model_args", f"pretrained={CHECKPOINT},dtype=float32", "--metadata", '{"bos": "text"}']
+    words = shlex.split(plan(capsys, *options, *model).splitlines()[-1])
+    values = {name: words[words.index(name) + 1] for name in ("--model_args", "--metadata", "--tasks", "--limit")}
+    assert json.loads(values["--model_args"]) == {"pretrained": str(CHECKPOINT), "dtype": "float32"}
+    assert json.loads(values["--metadata"]) == {"bos": "text", "context_lengths": [64, 128]}
+    assert (values["--tasks"], values["--limit"]) == (TEXT, "3")
+    words = shlex.split(plan(capsys, *options).splitlines()[-1])
+    assert json.loads(words[words.index("--metadata") + 1]) == {"context_lengths": [64, 128]}
+
+
+def test_each_cause_of_a_missing_spread_has_its_own_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tasks = [ruler_task(NEEDLES, 1024), ordinary_task("hellaswag", "acc", 0.5, samples=60)]
+    write_run(tmp_path / "logged", model_record("rope"), tasks)
+    unlogged = [ruler_task("sb_niah_single_2", 1024)]
+    write_run(
+        tmp_path / "unlogged", model_record("rope"), unlogged, date="2026-11-21T10-00-00.000001", log_samples=False
+    )
+    text = plan(capsys, tmp_path, "--tasks", f"{NEEDLES},hellaswag,sb_niah_single_2")
+    assert "hellaswag is not planned: its scores in the earlier results have no context lengths;" in text
+    assert "sb_niah_single_2 is not planned: the earlier results have no samples of it, which --log_samples" in text

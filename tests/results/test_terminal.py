@@ -147,3 +147,13 @@ def test_needles_that_are_not_there_have_a_row_for_each_share() -> None:
         *("sb_niah_single_1, found", "sb_niah_single_1, said absent", "sb_niah_single_1, invented")
     ]
     assert [line.split()[-1] for line in lines[1:]] == ["0.000", "0.250", "0.500"]
+
+
+def test_the_relative_error_of_counts_has_a_row() -> None:
+    values = {"score": 0.25, "relative_error": 0.5, "chance": 0.1, "chance_relative_error": 0.4}
+    row = {f"{metric_key(name, 256)},none": value for name, value in values.items()}
+    _, score, error = printed({"sb_tally_count": row}).splitlines()
+    assert (score.split(), error.split()) == (
+        ["sb_tally_count", "0.250"],
+        ["sb_tally_count,", "relative", "error", "0.500"],
+    )

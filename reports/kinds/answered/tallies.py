@@ -1,6 +1,6 @@
 """The section "Tallies": counts of labels and their errors, and which label is the most frequent."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
@@ -14,9 +14,9 @@ from sbeval.results.records import CHANCE_RELATIVE_ERROR, RELATIVE_ERROR
 FAMILY, SCORE = "tally", "score"
 _CHANCE = {SCORE: "chance", RELATIVE_ERROR: CHANCE_RELATIVE_ERROR}
 _TITLES = {
-    "sb_tally_count": "how many things have a label",
-    "sb_tally_most": "the most frequent label",
-    "sb_tally_compare": "the more frequent of two labels",
+    "tally_count": "how many things have a label",
+    "tally_most": "the most frequent label",
+    "tally_compare": "the more frequent of two labels",
 }
 _FORCED = "_forced"
 
@@ -32,13 +32,12 @@ def _section(material: Material) -> Section | None:
     looks = material.looks_of(rows["setting"])
     figures: list[Figure] = []
     tables: list[Table] = []
-    for task in sorted(set(rows["task"]), key=lambda task: (task.endswith(_FORCED), list(_TITLES).index(_kind(task)))):
+    protocols = {str(task): str(protocol) for task, protocol in zip(rows["task"], rows["protocol"], strict=True)}
+    for task in sorted(protocols, key=lambda task: (_order(protocols[task]), task)):
         of_task = rows[rows["task"] == task]
         shown = {name: _with_chance(shown, measured[measured["task"] == task], name) for name, shown in names.items()}
-        how = "chosen by log-probability" if task.endswith(_FORCED) else "generated"
-        title = f"{_TITLES[_kind(task)]}, {how}"
         caption = Caption(
-            title=title[0].upper() + title[1:],
+            title=_title(task, protocols),
             finding=_finding(of_task, list(looks)),
             explanation=unfit_sentence(of_task),
             subtitle="against context length (tokens, log scale)",
@@ -55,7 +54,8 @@ def _section(material: Material) -> Section | None:
         lead=(
             "Some things of a text have a label, and their number is the same at every context length: only the lines "
             "between them become more. Chance: a random guess among the labels of the question, or among the counts "
-            "that may be asked for; in a forced choice among four counts. Bands: 95% intervals over samples."
+            "that may be asked for; in a forced choice among four counts. Chance of the relative error: the best "
+            "answer without the text. Bands: 95% intervals over samples."
         ),
         figures=tuple(figures),
         legend=looks,
@@ -66,8 +66,20 @@ def _section(material: Material) -> Section | None:
 TALLIES = Kind(section=_section)
 
 
-def _kind(task: str) -> str:
-    return task.removesuffix(_FORCED)
+def _order(protocol: str) -> tuple[bool, int]:
+    kinds = [*_TITLES, protocol.removesuffix(_FORCED)]
+    return protocol.endswith(_FORCED), kinds.index(protocol.removesuffix(_FORCED))
+
+
+def _title(task: str, protocols: Mapping[str, str]) -> str:
+    """Returns the title of a task: its question, with the task's name if several tasks ask it."""
+    protocol = protocols[task]
+    question = _TITLES.get(protocol.removesuffix(_FORCED))
+    if question is None:  # results without the question in their protocol
+        return f"Tally {task}"
+    how = "chosen by log-probability" if protocol.endswith(_FORCED) else "generated"
+    title = f"{question[0].upper()}{question[1:]}, {how}"
+    return f"{title}: {task}" if list(protocols.values()).count(protocol) > 1 else title
 
 
 def _with_chance(shown: Shown, rows: pd.DataFrame, metric: str) -> Shown:

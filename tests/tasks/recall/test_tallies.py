@@ -18,12 +18,14 @@ from sbeval.evaluation import run_tasks
 from sbeval.reports import load_results
 from sbeval.reports.build import assemble
 from sbeval.scoring.requests import TargetLogprobs, resolve_sequence
-from sbeval.tasks.recall.tallies import LABELS, count_in, label_in
+from sbeval.tasks.recall.tallies import LABELS, best_guess, count_in, label_in
 from tests.marks import exhaustive
 
 QUESTIONS = ("count", "most", "compare")
 LENGTHS = [2500, 5000]
 SAMPLES = 12
+BEST_CONSTANT = 7
+"""The count from 1 to 15 with the smallest relative error on average, if each is right equally often."""
 
 
 def solved(prompt: str) -> str:
@@ -61,9 +63,28 @@ class Chooser(PartialModel):
         answers = []
         for request in requests:
             inputs, positions, targets = resolve_sequence(request.args[0])
-            prompt, answer = self.tokenizer.decode(inputs[: positions[0] + 1]), self.tokenizer.decode(targets).strip()
+            prompt = self.tokenizer.decode(inputs[: positions[0] + 1])
+            answer = self.tokenizer.decode(targets).strip(" .")
             logprobs = np.full(len(targets), self.rate(answer, solved(prompt)) / len(targets))
             answers.append(TargetLogprobs(logprobs, np.full(len(targets), True)))
+        return answers
+
+
+class Speller(Chooser):
+    """Predicts the right answer character by character, and that no letter or digit follows it."""
+
+    def target_logprobs(self, requests: list[Instance], disable_tqdm: bool = False) -> list[TargetLogprobs]:
+        answers = []
+        for request in requests:
+            inputs, positions, targets = resolve_sequence(request.args[0])
+            right = f" {solved(self.tokenizer.decode(inputs[: positions[0] + 1]))}"
+            text = self.tokenizer.decode(targets)
+            assert len(text) == len(targets)
+            is_likely = [
+                right.startswith(text[: place + 1]) or (text[:place] == right and not text[place].isalnum())
+                for place in range(len(text))
+            ]
+            answers.append(TargetLogprobs(np.log(np.where(is_likely, 0.9, 0.01)), np.array(is_likely)))
         return answers
 
 
@@ -126,11 +147,18 @@ def test_scores_and_errors_are_those_of_the_logged_samples(metadata: dict[str, A
         numbers = [int(number) for number in re.findall(r"\d+", answer)]
         scores.append(numbers[:1] == [right])
         errors.append(min(1.0, abs(numbers[0] - right) / right) if numbers else 1.0)
-        guesses.append(np.mean([min(1.0, abs(guess - right) / right) for guess in range(1, 16)]))
+        guesses.append(min(1.0, abs(BEST_CONSTANT - right) / right))
     assert 0 < np.mean(scores) < 1
     assert value(results, name, "score", LENGTHS[0]) == pytest.approx(np.mean(scores))
     assert value(results, name, "relative_error", LENGTHS[0]) == pytest.approx(np.mean(errors))
     assert value(results, name, "chance_relative_error", LENGTHS[0]) == pytest.approx(np.mean(guesses))
+
+
+def test_no_constant_beats_chance_of_the_relative_error() -> None:
+    counts = range(1, 16)
+    errors = {guess: np.mean([min(1.0, abs(guess - right) / right) for right in counts]) for guess in range(101)}
+    assert min(errors.values()) == errors[best_guess(counts)] == errors[BEST_CONSTANT]
+    assert errors[BEST_CONSTANT] < 0.9 * np.mean([errors[guess] for guess in counts])
 
 
 @pytest.mark.parametrize("question", [QUESTIONS[0], *exhaustive(*QUESTIONS[1:])])
@@ -159,11 +187,29 @@ def test_a_choice_by_log_probability_needs_no_generation(question: str, metadata
         if question == "count":
             distances = [min(1.0, abs(int(answer) - int(reference)) / int(reference)) for answer in candidates]
             errors.append(distances[0])
-            guesses.append(np.mean(distances))
+            numbers = [int(answer) for answer in candidates]
+            means = [np.mean([min(1.0, abs(guess - right) / right) for right in numbers]) for guess in numbers]
+            guesses.append(distances[int(np.argmin(means))])
     assert value(results, name, "score", LENGTHS[1]) == pytest.approx(np.mean(right))
     if question == "count":
         assert value(results, name, "relative_error", LENGTHS[1]) == pytest.approx(np.mean(errors))
         assert value(results, name, "chance_relative_error", LENGTHS[1]) == pytest.approx(np.mean(guesses))
+
+
+@pytest.mark.parametrize("question", [QUESTIONS[0], *exhaustive(*QUESTIONS[1:])])
+def test_a_choice_is_right_if_one_answer_begins_another(question: str, folder: Path, metadata: dict[str, Any]) -> None:
+    """As 1 begins 12 with tokens of single digits."""
+    tokenizer, lengths = str(folder / "character"), [8000]
+    name = f"sb_tally_{question}_forced"
+    options = {**metadata, "tokenizer": tokenizer, "context_lengths": lengths, "num_samples": 40}
+    results = evaluated(Speller(tokenizer, lambda answer, right: 0.0), [name], options)
+    if question == "count":
+        generator = load_task(name, options).generator
+        for_documents = [
+            (sample["doc"]["references"][0], sample["doc"]["index"]) for sample in results["samples"][name]
+        ]
+        assert any(len(right) == 2 and "1" in generator.candidates(index) for right, index in for_documents)
+    assert value(results, name, "score", lengths[0]) == 1.0
 
 
 @pytest.mark.parametrize("labels", [2, 4, 8])
@@ -228,3 +274,22 @@ def test_a_page_shows_scores_errors_and_chance(metadata: dict[str, Any], tmp_pat
     table, _ = section.tables
     assert len(table.rows) == 4
     assert table.rows[0].cells[1].interval is not None
+
+
+@pytest.mark.parametrize(
+    ("protocol", "title"), [("tally_most", "The most frequent label, generated"), ("my", "Tally my")]
+)
+def test_a_tally_of_another_name_has_the_title_of_its_question(
+    protocol: str, title: str, metadata: dict[str, Any], tmp_path: Path
+) -> None:
+    """Results without the question in their protocol have the name of the task."""
+    metadata = {**metadata, "context_lengths": LENGTHS[:1], "label": "reads"}
+    run_tasks(Solver(), ["sb_tally_most"], output=str(tmp_path), metadata=metadata)
+    for path in [path for path in tmp_path.rglob("*") if path.is_file()]:
+        text = path.read_text().replace("sb_tally_most", "my")
+        assert ('"protocol": "tally_most"' in text) == path.name.startswith("results_")
+        path.write_text(text.replace('"protocol": "tally_most"', f'"protocol": "{protocol}"'))
+        path.rename(path.with_name(path.name.replace("sb_tally_most", "my")))
+    report = assemble(load_results([tmp_path]), baseline=None, publish=lambda spec, stem: (stem, ()), folder=tmp_path)
+    (section,) = [section for section in report.sections if section.identifier == "tallies"]
+    assert [figure.caption.title for figure in section.figures] == [title]
