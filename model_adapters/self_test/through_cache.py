@@ -78,10 +78,16 @@ def with_tested_cache(session: Session) -> Session:
             if failed:
                 failures = ", ".join(f"{name}: {check}" for name, check in failed.items())
                 raise UserError(
-                    f"cache={builder.choice} failed the self-test ({failures}): correct the cache, pass cache_chunk=1 "
-                    "if another is set, or pass self_test=false in --model_args to run it all the same."
+                    f"cache={builder.choice} failed the self-test ({failures}): {_remedy(builder)}, or pass "
+                    "self_test=false in --model_args to run it all the same."
                 )
     return dataclasses.replace(session, cache_facts=facts)
+
+
+def _remedy(builder: CacheBuilder) -> str:
+    if builder.choice.kind != "function":
+        return "use another cache"
+    return "correct the function" + (", pass cache_chunk=1" if builder.chunk_tokens != 1 else "")
 
 
 def _checks(session: Session, builder: CacheBuilder) -> tuple[dict[str, Check], float]:

@@ -19,9 +19,13 @@ from sbeval.caches.choice import (
     group_for,
     package_version,
 )
+from sbeval.caches.suited import why_unsuited
 from sbeval.checkpoints.facts import text_config
+from sbeval.checkpoints.versions import check_transformers
 from sbeval.errors import UserError, first_line
 
+OLDEST_TRANSFORMERS_OF_QUANTIZED = (5, 20)
+"""Before, a quantized cache counted each update as one token, and read chunks as long as its residual unrounded."""
 _AXES: dict[Backend, int] = {"hqq": 1, "quanto": 0}
 """The axis with which each backend forms groups of consecutive channels of one head at one position."""
 
@@ -185,17 +189,12 @@ def _backend(choice: CacheChoice) -> Backend:
 
 
 def _check_model(model: Any, choice: CacheChoice) -> None:
-    config: Any = text_config(getattr(model, "config", None))
-    if getattr(config, "model_type", None) == "sbeval":
-        if choice.kind == "static":
-            raise UserError(
-                "cache=static does not work with models of this project, whose attention takes every cached position "
-                "for a token: use another cache."
-            )
-        if "forgetting" in config.schemes or config.key_shift or config.value_shift:
-            raise UserError(
-                f"cache={choice} does not work with forgetting attention or token shifts, which read the position "
-                "before from the cache: use a model without them."
-            )
-    if choice.kind == "offloaded" and not torch.cuda.is_available():
-        raise UserError("cache=offloaded moves the cache of a GPU to the CPU, but this machine has no GPU: remove it.")
+    if why := why_unsuited(getattr(model, "config", None), choice):
+        raise UserError(f"{why}.")
+    if choice.kind == "quantized":
+        check_transformers(OLDEST_TRANSFORMERS_OF_QUANTIZED, f"cache={choice}", remedy="use another cache")
+    if choice.kind == "offloaded" and model.device.type != "cuda":
+        raise UserError(
+            f"cache=offloaded moves the cache of a GPU to the CPU, but the model is on {model.device}: pass "
+            "device=cuda, or remove cache from --model_args."
+        )

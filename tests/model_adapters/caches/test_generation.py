@@ -6,9 +6,11 @@ from transformers import QuantizedCache
 
 from sbeval.errors import UserError
 from sbeval.scoring.body import cache_argument
+from tests.marks import NEEDS_QUANTIZED_CACHES
 from tests.model_adapters.small import LINES, generated, load_lm
 
 pytest.importorskip("optimum.quanto", reason="the extra sbeval[cache] brings it")
+pytestmark = NEEDS_QUANTIZED_CACHES
 SETTING = {"until": [], "max_gen_toks": 12}
 PROMPTS = [LINES[0], LINES[1], LINES[2][:9]]
 

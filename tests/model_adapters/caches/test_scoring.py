@@ -14,6 +14,7 @@ from sbeval.caches.choice import quantized_bytes
 from sbeval.corpora import TokenizedCorpus, resolve_tokens
 from sbeval.model_adapters.self_test import through_cache
 from sbeval.scoring.requests import TargetSequence, TokenLogprobsRequest, keep_sequences
+from tests.marks import NEEDS_QUANTIZED_CACHES
 from tests.model_adapters.small import instances, likelihoods, load_lm, windows
 
 FEW_BITS = {"hqq": 8, "quanto": 2}
@@ -21,6 +22,7 @@ pytest.importorskip("hqq", reason="the extra sbeval[cache] brings it")
 pytest.importorskip("optimum.quanto", reason="the extra sbeval[cache] brings it")
 from optimum.quanto.library.extensions.extension import get_extension  # noqa: E402
 
+pytestmark = NEEDS_QUANTIZED_CACHES
 MODELS = ("llama", "rope", "stickbreaking")
 GROUP = 8  # the channels of a head
 RESIDUAL = 128
