@@ -1,5 +1,7 @@
 """The model argument `cache`: its values, refusals, the fingerprint, and caches that fail the self-test."""
 
+import hashlib
+
 import pytest
 import torch
 import transformers
@@ -110,6 +112,9 @@ def test_models_with_an_encoder_are_refused(tmp_path):
         ("nothing", "to return a transformers.Cache, found NoneType"),
         ("fails", "no cache today"),
         ("restless", "failed the self-test .*the same text read again"),
+        ("breaks_update", "breaks_update cannot be read with LlamaForCausalLM .'no update'.: correct the function"),
+        ("breaks_length", "breaks_length cannot be read with LlamaForCausalLM .no length.: correct the function"),
+        ("breaks_sizes", "breaks_sizes cannot be read with LlamaForCausalLM .no sizes.: correct the function"),
         ("uncounted", "to count the .* tokens that the model has read"),
     ],
 )
@@ -151,3 +156,9 @@ def test_the_fingerprint_holds_the_cache_and_the_file_of_the_function(checkpoint
     assert {name for name in first.parts if first.parts[name] != changed.parts[name]} == {"cache"}
     assert settings["cache"] != run_settings(load_lm(folder, cache=f"{my_caches}:full").session)["cache"]
     assert run_settings(load_lm(folder).session)["cache"] is None
+
+
+def test_the_record_holds_the_file_of_the_function_and_its_chunks(checkpoint, my_caches, tmp_path):
+    facts = load_lm(checkpoint("llama"), cache=f"{my_caches}:full", cache_chunk=5).session.cache_facts
+    assert facts["chunk_tokens"] == 5
+    assert facts["function_sha256"] == hashlib.sha256((tmp_path / "my_caches.py").read_bytes()).hexdigest()
