@@ -16,7 +16,6 @@ import torch
 from torch import nn
 
 from sbeval.attn_implementation import NAME as STICKBREAKING
-from sbeval.caches.choice import function_sha256
 from sbeval.checkpoints.facts import (
     checkpoint_format,
     declared_length_tokens,
@@ -264,22 +263,13 @@ def run_settings(session: Session) -> dict[str, Any]:
         "skip_threshold": session.prepared.skip_threshold,
         **{name: getattr(opened, name) for name in _OF_OPENED},
         "self_test": session.self_test.ways(),
-        "cache": _cache_settings(session),
+        "cache": session.cache.facts() if session.cache else None,
         "arguments": passed,
         # without a suffix of the tokenizer both values give the same answers
         "template_suffix": options.template_suffix if _adds_suffix(opened) else "drop",
         # with thinking, the cache stores facts, such as the number of thinking tokens, with the answers
         **({} if options.thinking_tokens is None else {"answers_with_facts": True}),
     }
-
-
-def _cache_settings(session: Session) -> dict[str, Any] | None:
-    """Returns the settings of the run's KV cache, with a hash of the file of the user's function; None without one."""
-    if session.cache is None:
-        return None
-    choice = session.cache.choice
-    source = {} if choice.function is None else {"function_sha256": function_sha256(choice)}
-    return session.cache.facts() | source
 
 
 def _adds_suffix(opened: Opened) -> bool:

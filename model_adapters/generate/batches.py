@@ -27,6 +27,8 @@ from sbeval.scoring.body import cache_argument
 from sbeval.scoring.non_finite import FiniteWatch, NonFiniteError
 
 _GREEDY_TOKENS = 8
+_OTHER_CACHES = {"past_key_values", "cache", "cache_implementation", "prompt_lookup_num_tokens", "assistant_model"}
+"""Arguments of `generate` that replace the cache, or remove tokens from it again, which not every cache can."""
 
 
 def generate_in_batches(session: Session, prompts: Sequence[Prompt], read: ReadPrompt | None) -> Continuations:
@@ -105,7 +107,8 @@ def _generate(session: Session, prompts: Sequence[Prompt], read: ReadPrompt | No
     watch = FiniteWatch(len(prompts), session.device)
     kwargs |= watch.arguments()
     try:
-        with steps_without_plans(model), contextlib.nullcontext() if caches else without_cache(model):
+        explaining = contextlib.nullcontext() if session.cache is None else session.cache.explaining(only_cache=True)
+        with explaining, steps_without_plans(model), contextlib.nullcontext() if caches else without_cache(model):
             output = call_generate(opened, input_ids, mask_BL=mask, stop=stop, max_length=longest, **kwargs)
     except ValueError as error:
         if "`model_kwargs` are not used" not in str(error):
@@ -127,9 +130,10 @@ def _replaced_cache(builder: CacheBuilder, setting: Mapping[str, Any], longest: 
     """Returns the arguments of `generate` for an empty cache of this text.
 
     Raises:
-        UserError: the request names a cache too, or the model's caches failed the self-test.
+        UserError: the request names a cache too, or drafts tokens, which are removed from the cache again; or the
+            model's caches failed the self-test.
     """
-    if named := sorted({"past_key_values", "cache", "cache_implementation"} & setting.keys()):
+    if named := sorted(_OTHER_CACHES & setting.keys()):
         raise UserError(
             f"A request sets {named[0]}, but cache={builder.choice} is set in --model_args: remove one of them."
         )

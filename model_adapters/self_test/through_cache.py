@@ -17,6 +17,7 @@ from transformers import DynamicCache
 from sbeval.caches.build import CacheBuilder
 from sbeval.caches.choice import CacheChoice
 from sbeval.caches.size import cache_bytes
+from sbeval.caches.suited import sliding_windows
 from sbeval.errors import UserError
 from sbeval.model_adapters.batching import fitting
 from sbeval.model_adapters.open.opened import Opened
@@ -40,6 +41,8 @@ LATER_TARGETS = "earlier targets do not see later ones"
 _RESIDUAL = 8
 _CONTEXT = TOKENS // 2
 _CHANGED = 9
+_MOST_MEASURED_TOKENS = 1100
+"""Longest prompt that is read to measure the bytes of a token: enough for windows of 1,024 tokens."""
 _NO_ROOM = "Expected memory beside the model for reading a short text through the cache, but it ran out: free some."
 Scores = NDArray[np.float32]
 Score = Callable[[Any], Scores]
@@ -63,7 +66,7 @@ def with_tested_cache(session: Session) -> Session:
     enough = session.learned_positions is None or session.learned_positions >= TOKENS
     with fitting(_NO_ROOM), session.autocast(), session.rope.hold(TOKENS):
         if enough:
-            facts["bytes_per_token"] = _bytes_per_token(session, builder)
+            facts |= _bytes(session, builder)
         if not opened.options.self_test or not enough:
             facts["untested"] = "self_test=false" if enough else f"the model has {session.learned_positions} positions"
         else:
@@ -78,10 +81,16 @@ def with_tested_cache(session: Session) -> Session:
             if failed:
                 failures = ", ".join(f"{name}: {check}" for name, check in failed.items())
                 raise UserError(
-                    f"cache={builder.choice} failed the self-test ({failures}): correct the cache, pass cache_chunk=1 "
-                    "if another is set, or pass self_test=false in --model_args to run it all the same."
+                    f"cache={builder.choice} failed the self-test ({failures}): {_remedy(builder)}, or pass "
+                    "self_test=false in --model_args to run it all the same."
                 )
     return dataclasses.replace(session, cache_facts=facts)
+
+
+def _remedy(builder: CacheBuilder) -> str:
+    if builder.choice.kind != "function":
+        return "use another cache"
+    return "correct the function" + (", pass cache_chunk=1" if builder.chunk_tokens != 1 else "")
 
 
 def _checks(session: Session, builder: CacheBuilder) -> tuple[dict[str, Check], float]:
@@ -90,13 +99,7 @@ def _checks(session: Session, builder: CacheBuilder) -> tuple[dict[str, Check], 
     tokens = np.array(sample_tokens(opened.tokenizer, opened.embeddings, TOKENS + 1), dtype=np.int64)
     changed = tokens.copy()
     changed[-_CHANGED - 1 :] = np.roll(tokens, 7)[-_CHANGED - 1 :]
-    full = CacheBuilder(
-        choice=CacheChoice(kind="function", function="transformers:DynamicCache"),
-        model=model,
-        chunk_tokens=None,
-        make_cache=lambda model: DynamicCache(config=model.config),
-    )
-    whole, through_full = TokenScorer(model), CacheScorer(model, full)
+    whole, through_full = TokenScorer(model), CacheScorer(model, _full(model))
     through, singly = CacheScorer(model, tested), CacheScorer(model, tested.with_chunk(1))
     limit = _Limit(opened)
     scores, plain = _scores(through, tokens), _scores(whole, tokens)
@@ -114,6 +117,16 @@ def _checks(session: Session, builder: CacheBuilder) -> tuple[dict[str, Check], 
     if builder.choice.kind in ("static", "offloaded"):
         checks[FULL] = limit.check(scores, plain, lambda: _scores(through, tokens))
     return checks, float(np.mean(plain.astype(np.float64) - scores))
+
+
+def _full(model: Any) -> CacheBuilder:
+    """Returns the builder of transformers' default cache."""
+    return CacheBuilder(
+        choice=CacheChoice(kind="function", function="transformers:DynamicCache"),
+        model=model,
+        chunk_tokens=None,
+        make_cache=lambda model: DynamicCache(config=model.config),
+    )
 
 
 class _Limit:
@@ -150,16 +163,29 @@ def _mean(scores: Scores, expected: Scores) -> float:
     return float(np.abs(scores.astype(np.float64) - expected).mean())
 
 
-def _bytes_per_token(session: Session, builder: CacheBuilder) -> float:
-    """Returns the bytes that each further token of a prompt adds to the cache, measured on two prompts.
+def _bytes(session: Session, builder: CacheBuilder) -> dict[str, Any]:
+    """Returns the bytes that each further token of a prompt adds to the cache and to a full one, and where.
 
-    For a cache with room for all its tokens, such as a static one, these are the bytes of a token's room.
+    They are measured on two prompts, both at least as long as the model's sliding windows, and None if those are too
+    long to be read in a moment. For a cache with room for all its tokens, such as a static one, they are the bytes of a
+    token's room.
     """
     opened = session.opened
-    tokens = sample_tokens(opened.tokenizer, opened.embeddings, TOKENS)
-    scorer = CacheScorer(opened.model, builder)
-    sizes = []
-    for length in (TOKENS // 2, TOKENS):
-        inputs = torch.tensor([tokens[:length]], device=opened.device)
-        sizes.append(cache_bytes(scorer.filled(inputs)))
-    return (sizes[1] - sizes[0]) / (TOKENS - TOKENS // 2)
+    begin = max(_CONTEXT, *sliding_windows(opened.model.config), 0)
+    lengths = (begin, begin + _CONTEXT)
+    if lengths[1] > min(_MOST_MEASURED_TOKENS, session.learned_positions or _MOST_MEASURED_TOKENS):
+        return {"bytes_per_token": None, "full_bytes_per_token": None, "bytes_at_tokens": None}
+    tokens = sample_tokens(opened.tokenizer, opened.embeddings, lengths[1])
+
+    def bytes_per_token(measured: CacheBuilder) -> float:
+        scorer = CacheScorer(opened.model, measured)
+        inputs = torch.tensor([tokens], device=opened.device)
+        shorter, longer = (cache_bytes(scorer.filled(inputs[:, :length])) for length in lengths)
+        return (longer - shorter) / (lengths[1] - lengths[0])
+
+    with session.rope.hold(lengths[1]):
+        return {
+            "bytes_per_token": bytes_per_token(builder),
+            "full_bytes_per_token": bytes_per_token(_full(opened.model)),
+            "bytes_at_tokens": list(lengths),
+        }

@@ -38,6 +38,7 @@ SCHEME_NAMES = {
 _TENSORS_NAMED = 8
 USUAL_GROUP = 64
 """Group size of quantized caches that a label does not name."""
+_HASH_CHARACTERS = 8
 _OF_THE_WEIGHTS = ("remainder", "head_norm", "seed")
 
 
@@ -378,7 +379,10 @@ def cache_text(cache: Mapping[str, object] | None) -> str | None:
     if not cache or not isinstance(name, str):
         return None
     if not isinstance(bits := cache.get("bits"), int):
-        return f"cache {display_name(name)}"
+        sha256, chunk = cache.get("function_sha256"), cache.get("chunk_tokens")
+        file = f" of file {display_name(sha256[:_HASH_CHARACTERS])}" if isinstance(sha256, str) else ""
+        chunks = f" in chunks of {chunk:,}" if isinstance(chunk, int) and chunk != 1 else ""
+        return f"cache {display_name(name)}{file}{chunks}"
     group, backend = cache.get("group"), cache.get("backend")
     groups = "" if group == USUAL_GROUP or not isinstance(group, int) else f", groups of {group}"
     return f"{bits}-bit cache" + (f" by {display_name(backend)}" if isinstance(backend, str) else "") + groups

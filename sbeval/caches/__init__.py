@@ -1,6 +1,7 @@
 """Replaced KV caches: quantized, static, offloaded, or made by a function of the user.
 
 - `choice`: reads the model argument `cache`, and computes the bytes of a quantized position; imports no torch
+- `suited`: says which caches do not suit a model's configuration
 - `build`: makes caches of transformers for a model, and refuses models that they do not suit
 - `size`: counts the bytes of the tensors that a cache holds
 

@@ -1,11 +1,14 @@
 """Makes the KV caches of a run, one for each text."""
 
+import contextlib
 import dataclasses
+import traceback
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Self
 
 import torch
+from accelerate.utils.memory import should_reduce_batch_size
 from torch import Tensor
 from transformers import Cache, DynamicCache, QuantizedCache, StaticCache
 
@@ -16,12 +19,17 @@ from sbeval.caches.choice import (
     Backend,
     CacheChoice,
     function_of,
+    function_sha256,
     group_for,
     package_version,
 )
+from sbeval.caches.suited import why_unsuited
 from sbeval.checkpoints.facts import text_config
+from sbeval.checkpoints.versions import check_transformers
 from sbeval.errors import UserError, first_line
 
+OLDEST_TRANSFORMERS_OF_QUANTIZED = (5, 20)
+"""Before, a quantized cache counted each update as one token, and read chunks as long as its residual unrounded."""
 _AXES: dict[Backend, int] = {"hqq": 1, "quanto": 0}
 """The axis with which each backend forms groups of consecutive channels of one head at one position."""
 
@@ -39,6 +47,7 @@ class CacheBuilder:
         backend: the package that quantizes; None if nothing is quantized.
         residual_tokens: newest tokens that a quantized cache holds in full precision, at most.
         make_cache: the user's function, which takes the model and returns an empty cache; None for other caches.
+        function_sha256: SHA-256 of the file of this function; None for other caches, or if there is no such file.
     """
 
     choice: CacheChoice
@@ -48,6 +57,7 @@ class CacheBuilder:
     backend: Backend | None = None
     residual_tokens: int | None = None
     make_cache: Callable[[Any], Any] | None = None
+    function_sha256: str | None = None
 
     @classmethod
     def of(cls, model: Any, choice: CacheChoice, *, chunk_tokens: int | None = None) -> Self:
@@ -68,7 +78,13 @@ class CacheBuilder:
             )
         _check_model(model, choice)
         if choice.kind == "function":
-            builder = cls(choice=choice, model=model, chunk_tokens=chunk_tokens or 1, make_cache=function_of(choice))
+            builder = cls(
+                choice=choice,
+                model=model,
+                chunk_tokens=chunk_tokens or 1,
+                make_cache=function_of(choice),
+                function_sha256=function_sha256(choice),
+            )
         elif choice.kind == "quantized":
             config = text_config(model.config)
             head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -113,12 +129,41 @@ class CacheBuilder:
                 f"Expected cache={self.choice} to return a transformers.Cache, found {type(cache).__name__}: correct "
                 "the function."
             )
-        if int(cache.get_seq_length()):
+        with self.explaining():
+            held = int(cache.get_seq_length())
+        if held:
             raise UserError(
-                f"Expected cache={self.choice} to return an empty cache, found one with {int(cache.get_seq_length())} "
-                "tokens: return a new cache in each call."
+                f"Expected cache={self.choice} to return an empty cache, found one with {held} tokens: return a new "
+                "cache in each call."
             )
         return cache
+
+    @contextlib.contextmanager
+    def explaining(self, *, only_cache: bool = False) -> Iterator[None]:
+        """Inside this context, an error while the model reads through a cache becomes a `UserError`.
+
+        Errors for users and those of exhausted memory stay as they are.
+
+        Args:
+            only_cache: whether only errors from code of the cache do, not those from the model's, such as wrong shapes.
+        """
+        try:
+            yield
+        except (UserError, MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # the user's class can raise anything
+            if should_reduce_batch_size(error) or (only_cache and not self._raised(error)):
+                raise
+            remedy = "correct the function" if self.make_cache is not None else "use another cache"
+            raise UserError(
+                f"cache={self.choice} cannot be read with {type(self.model).__name__} ({first_line(error)}): {remedy}."
+            ) from error
+
+    def _raised(self, error: Exception) -> bool:
+        """Whether code of the cache is on the way to an error: transformers' caches, or the user's module."""
+        modules = {"transformers.cache_utils", str(self.choice.function).partition(":")[0]}
+        frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+        return any(frame.f_globals.get("__name__") in modules for frame in frames)
 
     def _made(self, length_tokens: int) -> Any:
         config = self.model.config
@@ -145,6 +190,8 @@ class CacheBuilder:
     def facts(self) -> dict[str, Any]:
         """Returns the cache's settings for the results file."""
         facts: dict[str, Any] = {"cache": str(self.choice), "chunk_tokens": self.chunk_tokens}
+        if self.make_cache is not None:
+            facts["function_sha256"] = self.function_sha256
         if self.backend is not None:
             package = PACKAGES[self.backend]
             facts |= {
@@ -185,17 +232,12 @@ def _backend(choice: CacheChoice) -> Backend:
 
 
 def _check_model(model: Any, choice: CacheChoice) -> None:
-    config: Any = text_config(getattr(model, "config", None))
-    if getattr(config, "model_type", None) == "sbeval":
-        if choice.kind == "static":
-            raise UserError(
-                "cache=static does not work with models of this project, whose attention takes every cached position "
-                "for a token: use another cache."
-            )
-        if "forgetting" in config.schemes or config.key_shift or config.value_shift:
-            raise UserError(
-                f"cache={choice} does not work with forgetting attention or token shifts, which read the position "
-                "before from the cache: use a model without them."
-            )
-    if choice.kind == "offloaded" and not torch.cuda.is_available():
-        raise UserError("cache=offloaded moves the cache of a GPU to the CPU, but this machine has no GPU: remove it.")
+    if why := why_unsuited(getattr(model, "config", None), choice):
+        raise UserError(f"{why}.")
+    if choice.kind == "quantized":
+        check_transformers(OLDEST_TRANSFORMERS_OF_QUANTIZED, f"cache={choice}", remedy="use another cache")
+    if choice.kind == "offloaded" and model.device.type != "cuda":
+        raise UserError(
+            f"cache=offloaded moves the cache of a GPU to the CPU, but the model is on {model.device}: pass "
+            "device=cuda, or remove cache from --model_args."
+        )

@@ -120,6 +120,7 @@ class Inspection:
         """Returns the result for JSON; unknown values are null."""
         described = dataclasses.asdict(self.description)
         described["unread"] = self.description.unread.to_json()
+        del described["cache_unsuited"]  # it is beside the bytes of the cache
         seconds: Mapping[str, float] = {} if self.duration is None else self.duration.model_seconds
         estimate = None
         if self.duration is not None:
@@ -201,7 +202,7 @@ def inspect(
     if tasks is None and measure:
         raise UserError("--measure needs --tasks: name the tasks to estimate.")
     given = dict(model_args or {})
-    extrapolation = _extrapolation(given)
+    extrapolation, cache = _extrapolation(given), _cache(given)
     source = given.get("tokenizer")
     description = describe(
         checkpoint,
@@ -209,6 +210,7 @@ def inspect(
         kv_expand=kv_expand,
         allow_unread=_allow_unread(given),
         tokenizer_source=None if source is None else str(source),
+        cache=cache,
     )
     run = None
     if tasks is not None:
@@ -225,7 +227,7 @@ def inspect(
     first = description.training_length_tokens or 1024
     lengths_shown = sorted(lengths_shown) or [first * times for times in (1, 4, 16, 64)]
     needs_by_length = [needs(description.sizes, length, device=room.device) for length in lengths_shown]
-    in_cache = cache_size(description.sizes, _cache(given))
+    in_cache = cache_size(description.sizes, cache, description.cache_unsuited)
     answer = Inspection(description=description, needs=needs_by_length, cache_size=in_cache, room=room)
     if run is None:
         return answer
@@ -335,6 +337,8 @@ def _cache_line(size: "CacheSize") -> str:
     line = f"KV cache: {size.full:,.0f} bytes a token"
     if size.cache is None:
         return f"{line}."
+    if size.unsuited is not None:
+        return f"{line}; {size.unsuited}."
     if size.replaced is None:
         return f"{line}; a run records those of cache={size.cache}."
     return f"{line}, {size.replaced:,.0f} with cache={size.cache}; the figures above are for the full cache."

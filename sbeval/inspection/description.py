@@ -19,6 +19,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.modeling_utils import str_to_torch_dtype
 
+from sbeval.caches.choice import CacheChoice
+from sbeval.caches.suited import why_unsuited
 from sbeval.checkpoints import facts
 from sbeval.checkpoints.files import Weights, find_folder, read_config
 from sbeval.checkpoints.fox_stickbreaking import is_fox_stickbreaking, keys_without_effect
@@ -69,6 +71,7 @@ class Description:
         extended_from: the parent of an extended checkpoint.
         unread: tensors that the model does not read: `allowed` by the user, or `declared` by the model's class.
         problems: one sentence for each missing or unsupported part.
+        cache_unsuited: why the replaced KV cache that was asked about does not work with the model; None if it does.
     """
 
     folder: str
@@ -88,6 +91,7 @@ class Description:
     extended_from: Mapping[str, Any] | None
     unread: UnreadTensors
     problems: tuple[str, ...]
+    cache_unsuited: str | None = None
 
 
 def describe(
@@ -97,10 +101,11 @@ def describe(
     kv_expand: facts.KvExpand = "auto",
     allow_unread: Sequence[str] = (),
     tokenizer_source: str | None = None,
+    cache: CacheChoice | None = None,
 ) -> Description:
     """Describes a checkpoint without reading its weights. Options that are not explained are as in `load_checkpoint`.
 
-    `tokenizer_source` is a folder or hub id, None for the checkpoint's own tokenizer.
+    `tokenizer_source` is a folder or hub id, None for the checkpoint's own tokenizer. `cache` is a replaced KV cache.
 
     Raises:
         UserError: there is no checkpoint, a file is missing or damaged, or the sizes in the configuration exceed those
@@ -151,6 +156,7 @@ def describe(
         extended_from=None if model is None else facts.extended_from(model.config),
         unread=functools.reduce(operator.or_, unread, UnreadTensors()),
         problems=tuple(problems),
+        cache_unsuited=None if model is None or cache is None else why_unsuited(model.config, cache),
     )
 
 

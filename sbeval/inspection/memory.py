@@ -140,12 +140,15 @@ class CacheSize:
     Attributes:
         full: bytes in the model's own cache.
         cache: name of the replaced cache, None without `cache=...`.
-        replaced: bytes in the replaced cache, without the residual; None if they are not known before a run.
+        replaced: bytes in the replaced cache, without the residual; None if they are not known before a run, or if the
+            cache does not suit the model.
+        unsuited: why the replaced cache does not work with the model; None if it does.
     """
 
     full: float
     cache: str | None = None
     replaced: float | None = None
+    unsuited: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -310,8 +313,8 @@ def text_bytes(sizes: Sizes, length_tokens: int) -> int:
     return sizes.key_value_heads * channels * cached_positions * sizes.item_bytes
 
 
-def cache_size(sizes: Sizes, choice: CacheChoice | None) -> CacheSize:
-    """Returns the bytes of a token in the model's own cache and in a replaced one.
+def cache_size(sizes: Sizes, choice: CacheChoice | None, unsuited: str | None = None) -> CacheSize:
+    """Returns the bytes of a token in the model's own cache and in a replaced one, unless the model refuses that.
 
     Raises:
         UserError: the group size of a quantized cache does not divide the channels of a head.
@@ -321,6 +324,8 @@ def cache_size(sizes: Sizes, choice: CacheChoice | None) -> CacheSize:
     full = float(channels * sizes.item_bytes)
     if choice is None:
         return CacheSize(full=full)
+    if unsuited is not None:
+        return CacheSize(full=full, cache=str(choice), unsuited=unsuited)
     replaced = None if choice.kind == "function" else full
     if choice.bits is not None:
         replaced = quantized_bytes(choice.bits, group_for(choice, sizes.head_dim), channels, sizes.item_bytes)

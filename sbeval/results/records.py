@@ -234,10 +234,12 @@ class ModelRecord(_Record):
             `notes`, a sentence for each change that altered the model's logits and was undone. None if the run did not
             record it.
         cache: the KV cache through which targets were scored and answers generated: its name as in `cache=...`,
-            `backend` with version, `bits`, `group` and `residual_length_tokens` if it is quantized, `chunk_tokens`
-            read at once behind the context, `bytes_per_token`, the `checks` of its test, and `difference_nats`, how
-            much the mean NLL of the test's text is higher than without a cache. None if targets were scored without
-            a cache.
+            `backend` with version, `bits`, `group` and `residual_length_tokens` if it is quantized, `function_sha256`,
+            a hash of the file of a user's function, `chunk_tokens` read at once behind the context, the
+            `bytes_per_token` that a token behind all sliding windows adds to it, and `full_bytes_per_token` to a full
+            cache, both measured between the two lengths `bytes_at_tokens` and None if the windows are too long for
+            that, the `checks` of its test, and `difference_nats`, how much the mean NLL of the test's text is higher
+            than without a cache. None if targets were scored without a cache.
     """
 
     schema: int = SCHEMA

@@ -49,7 +49,8 @@ class CacheScorer(TokenScorer):
                 f"cache={self.builder.choice} needs a model of transformers: remove cache from --model_args."
             )
         cache: Any = self.builder.make(input_ids_1L.shape[1])
-        self._hidden(input_ids_1L, cache)
+        with self.builder.explaining():
+            self._hidden(input_ids_1L, cache)
         return cache
 
     def _scores(
@@ -90,15 +91,16 @@ class CacheScorer(TokenScorer):
         length = input_ids_1L.shape[1]
         cache: Any = self.builder.make(length)
         begin = first
-        if first:
-            self._hidden(input_ids_1L[:, :first], cache)
         chunk_tokens = self.builder.chunk_tokens or length
         hidden = []
-        while begin < length:
-            stop = 1 if begin == 0 else min(begin + chunk_tokens, length)
-            hidden.append(self._hidden(input_ids_1L[:, begin:stop], cache)[0])
-            begin = stop
-        held = int(cache.get_seq_length())
+        with self.builder.explaining():
+            if first:
+                self._hidden(input_ids_1L[:, :first], cache)
+            while begin < length:
+                stop = 1 if begin == 0 else min(begin + chunk_tokens, length)
+                hidden.append(self._hidden(input_ids_1L[:, begin:stop], cache)[0])
+                begin = stop
+            held = int(cache.get_seq_length())
         if held != length:
             raise UserError(
                 f"Expected cache={self.builder.choice} to count the {length} tokens that the model has read, found "

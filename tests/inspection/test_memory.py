@@ -17,7 +17,7 @@ from sbeval.inspection import memory
 from sbeval.inspection.command import inspect
 from sbeval.inspection.description import describe
 from sbeval.model_adapters.generate.slots.schedule import slot_bytes
-from sbeval.models import SbevalForCausalLM, preset
+from sbeval.models import SbevalConfig, SbevalForCausalLM, preset
 from sbeval.models.entmax.attention import block_bytes
 from tests.models.small import VARIANTS, small_model
 from tests.scoring.live_bytes import peak_bytes
@@ -53,6 +53,27 @@ def test_a_quantized_token_takes_its_bits_and_two_numbers_a_group(bits: int) -> 
     assert quantized.replaced == full / 16 * (bits + 2 * 16 / 32)
     assert memory.cache_size(of_model, parse_cache("offloaded")).replaced == full
     assert memory.cache_size(of_model, parse_cache("module:function")).replaced is None
+
+
+@pytest.mark.parametrize(
+    ("config", "fields", "cache", "why"),
+    [
+        (Gemma3TextConfig, {"sliding_window": 16}, "quantized:4", "layers with a sliding window or a recurrent state"),
+        (SbevalConfig, {"attention": "rope"}, "static", "takes every cached position for a token"),
+        (SbevalConfig, {"attention": "forgetting"}, "quantized:4", "forgetting attention or token shifts"),
+        (SbevalConfig, {"attention": "rope"}, "quantized:4", None),
+        (Gemma3TextConfig, {"sliding_window": 16}, "static", None),
+    ],
+)
+def test_a_cache_that_a_run_refuses_has_no_bytes_but_the_reason(config, fields, cache, why, tmp_path) -> None:
+    small = {"hidden_size": 32, "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes = {**small, "head_dim": 8, "intermediate_size": 48, "vocab_size": 70}
+    AutoModelForCausalLM.from_config(config(**sizes, **fields)).save_pretrained(tmp_path)
+    answer = inspect(str(tmp_path), check=lambda run: False, share=list, model_args={"cache": cache})
+    size, line = answer.to_json()["memory"]["cache"], answer.to_text().splitlines()[-1]
+    assert size["full"] > 0
+    assert (size["replaced"] is None) == (why is not None)
+    assert why is None or (why in size["unsuited"] and line.endswith(f"{size['unsuited']}."))
 
 
 @given(name=st.sampled_from(sorted(SIZES)), gibibytes=st.integers(1, 4096), device=DEVICES)

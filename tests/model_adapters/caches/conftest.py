@@ -71,6 +71,45 @@ def restless(model):
     return cache
 
 
+class Breaking(DynamicLayer):
+    """Fails in one method."""
+
+    method = "update"
+
+    def update(self, key_states, value_states, *args, **kwargs):
+        if self.method == "update":
+            raise KeyError("no update")
+        keys, values = super().update(key_states, value_states, *args, **kwargs)
+        if self.method == 60 and keys.shape[-2] > 60:
+            raise RuntimeError("full")
+        return keys, values
+
+    def get_seq_length(self):
+        if self.method == "get_seq_length":
+            raise RuntimeError("no length")
+        return super().get_seq_length()
+
+    def get_mask_sizes(self, query_length):
+        if self.method == "get_mask_sizes":
+            raise AttributeError("no sizes")
+        return super().get_mask_sizes(query_length)
+
+
+def breaking(method):
+    def make(model):
+        cache = full(model)
+        cache.layers = [Breaking() for _ in cache.layers]
+        for layer in cache.layers:
+            layer.method = method
+        return cache
+
+    return make
+
+
+breaks_update, breaks_length, breaks_sizes = map(breaking, ("update", "get_seq_length", "get_mask_sizes"))
+breaks_at_60 = breaking(60)
+
+
 def nothing(model):
     return None
 

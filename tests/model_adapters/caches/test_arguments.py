@@ -1,11 +1,18 @@
 """The model argument `cache`: its values, refusals, the fingerprint, and caches that fail the self-test."""
 
-import pytest
+import hashlib
 
+import pytest
+import torch
+import transformers
+from transformers.cache_utils import QuantoQuantizedLayer
+
+from sbeval.caches.build import CacheBuilder
 from sbeval.caches.choice import cache_parts, parse_cache
 from sbeval.errors import UserError
 from sbeval.fingerprint.evaluation import run_inputs
 from sbeval.model_adapters.record import run_settings
+from tests.marks import NEEDS_QUANTIZED_CACHES
 from tests.model_adapters.small import instances, load_lm, t5, windows
 
 pytest.importorskip("hqq", reason="the extra sbeval[cache] brings it")
@@ -36,15 +43,20 @@ def test_other_values_are_refused(checkpoint, value):
 @pytest.mark.parametrize(
     ("model", "arguments", "message"),
     [
-        ("llama", {"cache": "quantized:4:3"}, "groups of 3 numbers, but the model's heads have 8 channels"),
+        pytest.param(
+            "llama",
+            {"cache": "quantized:4:3"},
+            "groups of 3 numbers, but the model's heads have 8 channels",
+            marks=NEEDS_QUANTIZED_CACHES,
+        ),
         ("llama", {"cache_chunk": 4}, "cache_chunk=4 is only for cache=MODULE:FUNCTION: pass cache too"),
         ("llama", {"cache": "static", "cache_chunk": 4}, "found cache=static"),
-        ("llama", {"cache": "offloaded"}, "this machine has no GPU"),
+        ("llama", {"cache": "offloaded"}, "the model is on cpu: pass device=cuda"),
         ("llama", {"cache": "no_such_module:f"}, "cannot be imported"),
         ("llama", {"cache": "transformers:no_such_function"}, "has no function no_such_function"),
         ("rope", {"cache": "static"}, "cache=static does not work with models of this project"),
         ("forgetting", {"cache": "quantized:4"}, "does not work with forgetting attention or token shifts"),
-        ("gemma3", {"cache": "quantized:4"}, "No cache=quantized:4 for Gemma3ForCausalLM"),
+        ("gemma3", {"cache": "quantized:4"}, "layers with a sliding window or a recurrent state"),
         ("rope", {"cache": "quantized:4", "extrapolation": "self_extend:4:16"}, "does not work with extrapolation"),
         ("rope", {"cache": "quantized:4", "draft_tokens": 2}, "does not work with draft_tokens"),
     ],
@@ -52,6 +64,41 @@ def test_other_values_are_refused(checkpoint, value):
 def test_a_cache_that_does_not_suit_is_refused_in_a_sentence(checkpoint, model, arguments, message):
     with pytest.raises(UserError, match=message):
         load_lm(checkpoint(model), **arguments)
+
+
+def test_a_model_on_the_cpu_is_not_offloaded_where_there_is_a_gpu(checkpoint, monkeypatch):
+    model = load_lm(checkpoint("llama")).model
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(UserError, match="but the model is on cpu"):
+        CacheBuilder.of(model, parse_cache("offloaded"))
+
+
+def test_quantized_caches_need_a_transformers_that_rounds_chunks(checkpoint, monkeypatch):
+    model = load_lm(checkpoint("llama")).model
+    monkeypatch.setattr(transformers, "__version__", "5.19.2")
+    with pytest.raises(UserError, match=r"cache=quantized:4 needs transformers 5\.20 or newer, and 5\.19\.2 is"):
+        CacheBuilder.of(model, parse_cache("quantized:4"))
+
+
+@NEEDS_QUANTIZED_CACHES
+def test_a_quantized_cache_that_reads_chunks_unrounded_fails_and_another_is_recommended(checkpoint, monkeypatch):
+    class Unrounded(QuantoQuantizedLayer):
+        """Counts an update as one token, as transformers did before 5.20."""
+
+        def update(self, key_states, value_states, *args, **kwargs):
+            residual, first = self.residual_length, not self.is_initialized
+            held = 0 if first or self.keys.dim() < 4 else self.keys.shape[-2]
+            self.residual_length = 0 if held + 1 >= residual else 10**6
+            keys, values = super().update(key_states, value_states, *args, **kwargs)
+            self.residual_length = residual
+            return keys, values
+
+    monkeypatch.setattr("transformers.cache_utils.QuantoQuantizedLayer", Unrounded)
+    with pytest.raises(
+        UserError, match=r"failed the self-test .*targets read one by one.*: use another cache, or"
+    ) as info:
+        load_lm(checkpoint("llama"), cache="quantized:2")
+    assert "cache_chunk" not in str(info.value)
 
 
 def test_models_with_an_encoder_are_refused(tmp_path):
@@ -65,6 +112,9 @@ def test_models_with_an_encoder_are_refused(tmp_path):
         ("nothing", "to return a transformers.Cache, found NoneType"),
         ("fails", "no cache today"),
         ("restless", "failed the self-test .*the same text read again"),
+        ("breaks_update", "breaks_update cannot be read with LlamaForCausalLM .'no update'.: correct the function"),
+        ("breaks_length", "breaks_length cannot be read with LlamaForCausalLM .no length.: correct the function"),
+        ("breaks_sizes", "breaks_sizes cannot be read with LlamaForCausalLM .no sizes.: correct the function"),
         ("uncounted", "to count the .* tokens that the model has read"),
     ],
 )
@@ -73,6 +123,7 @@ def test_a_function_that_is_wrong_is_refused(checkpoint, my_caches, function, me
         load_lm(checkpoint("llama"), cache=f"{my_caches}:{function}")
 
 
+@NEEDS_QUANTIZED_CACHES
 def test_requests_without_a_context_are_refused(checkpoint, corpus):
     lm = load_lm(checkpoint("llama"), cache="quantized:4")
     with pytest.raises(UserError, match="no meaning for rolling log-likelihoods"):
@@ -105,3 +156,9 @@ def test_the_fingerprint_holds_the_cache_and_the_file_of_the_function(checkpoint
     assert {name for name in first.parts if first.parts[name] != changed.parts[name]} == {"cache"}
     assert settings["cache"] != run_settings(load_lm(folder, cache=f"{my_caches}:full").session)["cache"]
     assert run_settings(load_lm(folder).session)["cache"] is None
+
+
+def test_the_record_holds_the_file_of_the_function_and_its_chunks(checkpoint, my_caches, tmp_path):
+    facts = load_lm(checkpoint("llama"), cache=f"{my_caches}:full", cache_chunk=5).session.cache_facts
+    assert facts["chunk_tokens"] == 5
+    assert facts["function_sha256"] == hashlib.sha256((tmp_path / "my_caches.py").read_bytes()).hexdigest()

@@ -6,9 +6,11 @@ from transformers import QuantizedCache
 
 from sbeval.errors import UserError
 from sbeval.scoring.body import cache_argument
+from tests.marks import NEEDS_QUANTIZED_CACHES
 from tests.model_adapters.small import LINES, generated, load_lm
 
 pytest.importorskip("optimum.quanto", reason="the extra sbeval[cache] brings it")
+pytestmark = NEEDS_QUANTIZED_CACHES
 SETTING = {"until": [], "max_gen_toks": 12}
 PROMPTS = [LINES[0], LINES[1], LINES[2][:9]]
 
@@ -42,7 +44,15 @@ def test_few_bits_change_answers_and_a_full_cache_does_not(checkpoint, my_caches
     assert generated(load_lm(checkpoint("llama"), cache="quantized:2"), asked) != plain
 
 
-def test_a_request_with_another_cache_is_refused(checkpoint):
+@pytest.mark.parametrize("name", ["cache_implementation", "prompt_lookup_num_tokens", "assistant_model"])
+def test_a_request_with_another_cache_or_drafts_is_refused(checkpoint, name):
     lm = load_lm(checkpoint("llama"), cache="quantized:4")
-    with pytest.raises(UserError, match="A request sets cache_implementation, but cache=quantized:4 is set"):
-        generated(lm, [(LINES[0], {**SETTING, "cache_implementation": "static"})])
+    with pytest.raises(UserError, match=f"A request sets {name}, but cache=quantized:4 is set"):
+        generated(lm, [(LINES[0], {**SETTING, name: 2})])
+
+
+def test_a_cache_that_fails_while_it_is_generated_from_is_a_sentence(checkpoint, my_caches):
+    lm = load_lm(checkpoint("llama"), cache=f"{my_caches}:breaks_at_60")
+    assert generated(lm, [("Now is", {**SETTING, "max_gen_toks": 4})])
+    with pytest.raises(UserError, match=r"breaks_at_60 cannot be read with LlamaForCausalLM .full.: correct the func"):
+        generated(lm, [(" ".join(LINES[:8])[:300], SETTING)])

@@ -14,13 +14,15 @@ from sbeval.caches.choice import quantized_bytes
 from sbeval.corpora import TokenizedCorpus, resolve_tokens
 from sbeval.model_adapters.self_test import through_cache
 from sbeval.scoring.requests import TargetSequence, TokenLogprobsRequest, keep_sequences
-from tests.model_adapters.small import instances, likelihoods, load_lm, windows
+from tests.marks import NEEDS_QUANTIZED_CACHES
+from tests.model_adapters.small import copied, instances, likelihoods, load_lm, windows
 
 FEW_BITS = {"hqq": 8, "quanto": 2}
 pytest.importorskip("hqq", reason="the extra sbeval[cache] brings it")
 pytest.importorskip("optimum.quanto", reason="the extra sbeval[cache] brings it")
 from optimum.quanto.library.extensions.extension import get_extension  # noqa: E402
 
+pytestmark = NEEDS_QUANTIZED_CACHES
 MODELS = ("llama", "rope", "stickbreaking")
 GROUP = 8  # the channels of a head
 RESIDUAL = 128
@@ -181,6 +183,7 @@ def test_the_bytes_of_a_token_are_those_of_the_tensors_in_the_cache(checkpoint, 
     channels = 2 * 2 * 2 * 8  # keys and values, layers, key heads, head_dim
     facts = lm.session.cache_facts
     assert facts["bytes_per_token"] == quantized_bytes(bits, 8, channels, 4) == channels * (bits / 8 + 1)
+    assert facts["full_bytes_per_token"] == channels * 4
     assert facts["backend"] == backend
     assert facts["residual_length_tokens"] == RESIDUAL
     assert lm.get_model_info()["sbeval"]["cache"] == dict(facts)
@@ -197,6 +200,15 @@ def test_the_checks_of_the_cache_are_recorded(checkpoint, my_caches):
     }
     assert all(check["passed"] for check in checks.values())
     assert load_lm(checkpoint("llama"), cache=f"{my_caches}:full").session.cache_facts["bytes_per_token"] == 64 * 4
+
+
+@pytest.mark.parametrize(("window", "layers"), [(40, 1), (100_000, None)])
+def test_a_token_s_bytes_are_those_behind_all_sliding_windows(checkpoint, my_caches, tmp_path, window, layers):
+    folder = copied(checkpoint("gemma3"), tmp_path, sliding_window=window)
+    facts = load_lm(folder, cache=f"{my_caches}:full").session.cache_facts
+    expected = layers and layers * 2 * 2 * 8 * 4  # layers without a window, keys and values, key heads, head_dim, fp32
+    assert facts["bytes_per_token"] == facts["full_bytes_per_token"] == expected
+    assert facts["bytes_at_tokens"] == (layers and [40, 64])
 
 
 @pytest.mark.parametrize("bits", [2, 4])
