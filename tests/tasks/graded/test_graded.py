@@ -163,7 +163,28 @@ def test_levels_and_forms_share_keys_values_and_the_order_of_the_haystack(metada
         assert len({question[0] for question in questions}) == 1
     task = load_task("sb_graded_needle_hard", {**metadata, "near_keys": 2})
     near = len(task.generator.draft(0, 2048).inserts)
-    assert near == 3  # a level is a set of options
+    assert near == 4  # a level is a set of options; another key holds the third wrong choice
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_every_choice_of_needles_is_in_the_text_if_it_names_others(level: str, metadata: dict[str, Any]) -> None:
+    task = load_task(f"sb_graded_needle_{level}_choice", {**metadata, "context_lengths": [1024, 4096]})
+    directs = prompts(load_task(f"sb_graded_needle_{level}", {**metadata, "context_lengths": [1024, 4096]}))
+    for prompt, direct in zip(prompts(task), directs, strict=True):
+        choices = re.findall(r"^[A-D]\. (.+)$", prompt, re.MULTILINE)
+        key = re.findall(r"What is the password of (\S+)\?", prompt)[-1]
+        keys = {
+            choice: re.findall(rf"^The password of (\S+) is {choice}\.$", prompt, re.MULTILINE) for choice in choices
+        }
+        counts = [len(keys[choice]) for choice in choices]
+        if level == "basic":
+            assert sorted(counts) == [0, 0, 0, 1]
+            continue
+        assert counts == [1, 1, 1, 1]
+        assert all(choice in direct for choice in choices)
+        others = [other for (other,) in keys.values() if other != key]
+        assert len(others) == 3
+        assert all(bool(set(other.split("-")) & set(key.split("-"))) == (level == "hard") for other in others)
 
 
 def test_no_choice_of_several_parts_is_more_like_the_others(metadata: dict[str, Any]) -> None:
