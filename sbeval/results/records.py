@@ -132,7 +132,8 @@ class TaskRecord(_Record):
             length was left out for all samples, or if the task has no such samples.
         fitting_samples: for each length (as text), the number of samples scored there, if lengths or metrics may have
             different numbers of samples; else None.
-        left_out_samples: with "leave_out", for each length (as text), the number of samples left out there.
+        left_out_samples: with "leave_out", for each length (as text), the number of samples left out there; for MRCR
+            with "truncate" too, since some turns of a conversation are never removed.
         samples_sha256: for each length (as text) at which samples were left out, a hash of the samples scored there.
             Numbers at two lengths are of the same samples only if these are equal.
         cut_samples: with "truncate", for each length (as text), the number of samples whose text lost its middle.

@@ -20,5 +20,8 @@ Decisions:
   ask the same question about the same text.
 - The four choices of an answer with several parts differ in two parts, each of which has two values. So no choice is
   more like the others than the rest, and the right one cannot be told without the text.
+- Wrong choices are in the text where it has other needles, two other chains of boxes, or other words. At basic needles
+  and variables and in questions on documents, the right choice can be told by its occurrence in the text. With one
+  other chain, occurrence excludes two choices.
 - The idea of graded levels is that of RULER's second version. Text, samples and scores were made for this project.
 """

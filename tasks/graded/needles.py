@@ -4,6 +4,9 @@
 - easy: one line of eight is a needle with another key
 - medium: every line is a needle
 - hard: every line is a needle, and the keys of 16 more share a word with the queried key
+
+Where other needles are in the text, three of them hold the wrong choices, at the same depths at every level. At hard
+their keys share a word with the queried key. At basic the right choice is the only one in the text.
 """
 
 import functools
@@ -45,14 +48,17 @@ class Drawn(NamedTuple):
         key: the key that the question is about.
         value: its value.
         depth: relative depth of the needle, 0 to 1.
-        near: needles whose keys share a word with the key, each with its relative depth.
-        wrong: values of lines that a haystack of needles has.
+        near: needles whose keys share a word with the key, each with its relative depth. The first three hold `wrong`.
+        unlike: for each wrong value, a needle that holds it and whose key shares no word with the key, with the
+            relative depth of the near needle that holds it.
+        wrong: three values of other needles.
     """
 
     key: str
     value: str
     depth: float
     near: list[tuple[str, float]]
+    unlike: list[tuple[str, float]]
     wrong: list[str]
 
 
@@ -99,8 +105,10 @@ class GradedNeedleGenerator(Generator):
         drawn = self.drawn(index)
         end = ending(self.question(index), self.options.form, *self._name, index)
         order = line_order(len(self._pool_tokens), *self._name, index)
-        near = drawn.near[: self.options.near_keys]
-        inserts = [Insert(text=f"{text}\n", fraction=depth, is_queried=False) for text, depth in near]
+        others = drawn.near[: self.options.near_keys]
+        if self.options.others != "none":
+            others += drawn.unlike[len(others) :]
+        inserts = [Insert(text=f"{text}\n", fraction=depth, is_queried=False) for text, depth in others]
         inserts.append(Insert(text=f"{needle(drawn.key, drawn.value)}\n", fraction=drawn.depth, is_queried=True))
         return HaystackDraft(
             references=end.references,
@@ -125,7 +133,8 @@ class GradedNeedleGenerator(Generator):
         adjective, noun = rng.choice(words.queried_adjectives), rng.choice(words.queried_nouns)
         value, depth = password(rng), rng.random()
         wrong = [password(rng) for _ in range(_WRONG)]
-        return Drawn(f"{adjective}-{noun}", value, depth, self._near(adjective, noun, wrong, rng), wrong)
+        near = self._near(adjective, noun, wrong, rng)
+        return Drawn(f"{adjective}-{noun}", value, depth, near, self._unlike(index, noun, wrong, near), wrong)
 
     def _near(self, adjective: str, noun: str, values: list[str], rng: random.Random) -> list[tuple[str, float]]:
         """Returns needles whose keys share in turn the noun and the adjective; the first have the values `values`."""
@@ -135,6 +144,19 @@ class GradedNeedleGenerator(Generator):
         keys = [f"{adjectives[i]}-{noun}" if i % 2 == 0 else f"{adjective}-{nouns[i]}" for i in range(MOST_NEAR_KEYS)]
         drawn = [*values, *(password(rng) for _ in keys[len(values) :])]
         return [(needle(key, value), rng.random()) for key, value in zip(keys, drawn, strict=True)]
+
+    def _unlike(
+        self, index: int, noun: str, values: list[str], near: list[tuple[str, float]]
+    ) -> list[tuple[str, float]]:
+        """Returns needles with the values `values` and other keys than any line, at the depths of the first `near`."""
+        rng = seeded_random(*self._name, index, "unlike keys")
+        words = self._vocabulary
+        # nouns of queried keys are in no line of the haystack
+        nouns = rng.sample([word for word in words.queried_nouns if word != noun], len(values))
+        return [
+            (needle(f"{rng.choice(words.adjectives)}-{other}", value), depth)
+            for other, value, (_, depth) in zip(nouns, values, near, strict=False)
+        ]
 
     def question(self, index: int) -> Question:
         """Returns the question of a sample, the same at every level."""

@@ -16,6 +16,7 @@ class GradedOptions(RulerOptions):
     """Options of every graded task; the YAML file sets `level` and `form`."""
 
     fixed = frozenset({"level", "form"})
+    refused = frozenset({"scripts"})
 
     level: Level = Field(description="Name of the level.")
     form: Form = Field(description="Form of the answer.")

@@ -6,15 +6,18 @@
 - hard: as medium, with two questions at once
 """
 
+import bisect
+import dataclasses
 import itertools
 import re
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 import sbeval.tasks.ruler.qa as ruler_qa
 from sbeval.errors import UserError
-from sbeval.tasks.draws import seeded_order
+from sbeval.tasks.draws import seeded_order, seeded_ranks
 from sbeval.tasks.graded.forms import Question, ending, two_by_two
 from sbeval.tasks.graded.options import GradedQaOptions
 from sbeval.tasks.ruler.haystacks import running_totals
@@ -25,6 +28,23 @@ _HINT_WORDS = 6
 _MOST_ALIASES = 4
 _WRONG = 3
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OrderedDocumentsDraft(ruler_qa.DocumentsDraft):
+    """A sample with documents whose order in the prompt does not depend on the other documents there.
+
+    Attributes:
+        distinct: number of documents in `order` before it repeats them.
+    """
+
+    distinct: int
+
+    def _page(self, units: int) -> NDArray[np.int64]:
+        """Returns the order of the documents in the prompt as indices into `order`, int64 [units]."""
+        repeats = np.arange(units) // self.distinct
+        numbers = self.order[:units] + len(self.documents) * repeats
+        return np.argsort(seeded_ranks(numbers, *self.name, "page"), kind="stable")
 
 
 class GradedQaGenerator(ruler_qa.QaGenerator):
@@ -101,13 +121,11 @@ class GradedQaGenerator(ruler_qa.QaGenerator):
         return f'In the document that begins with "{" ".join(words)}": ' if words else ""
 
     def _evidence(self, question: ruler_qa.Question) -> str:
-        """Returns the first sentence of a document that holds its answer, the whole document if none does."""
-        document = self._corpus.documents[question.gold[0]]
-        sentences = _SENTENCE_END.split(document)
-        return next((sentence for sentence in sentences if question.answers[0] in sentence), document)
+        """Returns the sentence of a question's document that holds its answer."""
+        return sentence_with(question.answers[0], self._corpus.documents[question.gold[0]])
 
-    def draft(self, index: int, context_length: int) -> ruler_qa.DocumentsDraft:
-        """Makes sample `index`; documents of other articles have the same order at every level."""
+    def draft(self, index: int, context_length: int) -> OrderedDocumentsDraft:
+        """Makes sample `index`; documents that two levels or lengths share have the same order in both."""
         asked = self.asked(index)
         gold = list(dict.fromkeys(document for question in asked for document in question.gold))
         article = [document for question in asked for document in question.more if document not in gold]
@@ -119,10 +137,11 @@ class GradedQaGenerator(ruler_qa.QaGenerator):
         rest = seeded_order(count, *self._name, index, "documents")
         order = np.concatenate((np.array(first, dtype=np.int64), rest[~taken[rest]]))
         most = min(len(self._number_tokens) - 1, context_length)
-        order = np.tile(order, -(-most // len(order)))[:most]
+        distinct = len(order)
+        order = np.tile(order, -(-most // distinct))[:most]
         document_tokens = self._tokens[0][order]
         end = ending(self.question(index), self.options.form, *self._name, index)
-        return ruler_qa.DocumentsDraft(
+        return OrderedDocumentsDraft(
             references=end.references,
             answer_prefix=end.answer_prefix,
             opening=[OPENING],
@@ -137,4 +156,23 @@ class GradedQaGenerator(ruler_qa.QaGenerator):
             gold=len(gold),
             template=qa_document(),
             name=(*self._name, index),
+            distinct=distinct,
         )
+
+
+def sentence_with(answer: str, document: str) -> str:
+    """Returns the first sentence of a document that holds an answer, the whole document if the answer is not in it.
+
+    An answer may hold the end of a sentence or what looks like one ("St. Mary's Hall"). If every occurrence does, the
+    result is the shortest run of neighbouring sentences that holds the answer.
+    """
+    ends = list(_SENTENCE_END.finditer(document))
+    starts, stops = [0, *(end.end() for end in ends)], [*(end.start() for end in ends), len(document)]
+    runs = [
+        (bisect.bisect_right(starts, place.start()) - 1, bisect.bisect_left(stops, place.end()))
+        for place in re.finditer(re.escape(answer), document)
+    ]
+    if not runs:
+        return document
+    first, last = min(runs, key=lambda run: run[1] - run[0])
+    return document[starts[first] : stops[last]]

@@ -32,7 +32,7 @@ class GradedWordsGenerator(Generator):
     """Makes the samples of graded words.
 
     Raises:
-        UserError: the frequent words are not more frequent than the others.
+        UserError: the frequent words are not more frequent than the others, or there are not so many words.
     """
 
     options: GradedWordsOptions
@@ -44,6 +44,9 @@ class GradedWordsGenerator(Generator):
                 f"frequent_repeats is {options.frequent_repeats} and other_repeats {options.other_repeats}: "
                 "set a larger frequent_repeats."
             )
+        most = len(short_nouns()) + PAIRS - _WRONG
+        if options.asked > most:
+            raise UserError(f"asked is {options.asked}, and a sample has at most {most} frequent words: lower it.")
 
     @functools.cached_property
     def _pool(self) -> tuple[list[str], NDArray[np.int64]]:

@@ -1,6 +1,7 @@
 """MRCR from OpenAI's data: conversations in which several requests are equal, and the last one asks for the n-th reply.
 
 - `data`: loads the conversations
+- `turns`: removes turns from the middle of a conversation
 - `task`: the tasks: conversations by length, prompts, scores and the record
 
 Decisions:

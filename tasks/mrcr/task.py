@@ -23,6 +23,7 @@ from sbeval.settings import PathText
 from sbeval.tasks.draws import seeded_order
 from sbeval.tasks.metadata import doublings
 from sbeval.tasks.mrcr.data import Conversation, Message, load_conversations
+from sbeval.tasks.mrcr.turns import Turns
 from sbeval.tasks.ruler.drafts import Frame
 from sbeval.tasks.ruler.options import RulerOptions, TooLong
 from sbeval.tasks.ruler.task import RulerTask
@@ -42,12 +43,13 @@ class MrcrOptions(RulerOptions):
 
     title = "MRCR by length: sb_mrcr"
     fixed = frozenset({"needles"})
+    refused = frozenset({"answer_prefix", "scripts"})
     default_lengths = doublings(8192, 1048576)
 
     too_long: TooLong = Field(
         default="leave_out",
         description='What becomes of a conversation that is longer than the longest length: "leave_out" leaves it out, '
-        '"truncate" removes turns from its middle, and "refuse" refuses the run.',
+        '"truncate" removes turns from its middle, but none with the queried request, and "refuse" refuses the run.',
     )
     needles: Literal[2, 4, 8] = Field(description="Equal requests in a conversation.")
     mrcr: PathText | None = Field(default=None, description="Local copy of openai/mrcr; None takes the hub's.")
@@ -146,19 +148,20 @@ class MrcrTask(RulerTask):
         self.tokens = self._needed(key[0])
         self._cut: dict[int, Sequence[Message]] = {}
         needed = self.tokens.copy()
-        over = np.flatnonzero(needed > requested[-1])
-        if len(over) and self.options.too_long == "refuse":
+        over = needed > requested[-1]
+        if over.any() and self.options.too_long == "refuse":
             raise UserError(
-                f"{name}: {len(over)} of {len(needed)} conversations need more than {requested[-1]} tokens: set "
+                f"{name}: {over.sum()} of {len(needed)} conversations need more than {requested[-1]} tokens: set "
                 "too_long to leave_out or truncate, or a longer context length."
             )
-        if self.options.too_long == "truncate":
-            needed[over] = requested[-1]
+        if over.any() and self.options.too_long == "truncate":
+            needed[over] = np.maximum(requested[-1], self._needed(key[0], cut=True)[over])
         # the shortest length that a conversation fits; behind the last one for those that fit none
         bins = np.searchsorted(requested, needed)
         order = seeded_order(len(needed), name, self.options.seed, "conversations")
-        by_length = [order[bins[order] == place][: self.options.num_samples] for place in range(len(requested))]
-        self.left_out = 0 if self.options.too_long == "truncate" else len(over)
+        *by_length, self.left_out = (
+            order[bins[order] == place][: self.options.num_samples] for place in range(len(requested) + 1)
+        )
         known = getattr(self, "lengths", ())  # prompts with other text around them may give the same lengths again
         self.lengths = tuple(length for length, indices in zip(requested, by_length, strict=True) if len(indices))
         if not self.lengths:
@@ -181,18 +184,23 @@ class MrcrTask(RulerTask):
         self.keep_documents({"index": index} for index in self.sample_indices)
         self.keep_record(self.record(), self.counter.tokenizer)
 
-    def _needed(self, probe: str) -> NDArray[np.int64]:
-        """Returns the tokens of each prompt with its reserved answer, int64 [conversations]; cached on disk."""
-        facts = [self.conversations.sha256, self.counter.sha256, probe, self.counter.special_tokens]
-        facts += [list(self.counter.dropped.suffix)]
-        digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
-        return cached_counts(digest, self._count_all) + self.generated_tokens
+    def _needed(self, probe: str, *, cut: bool = False) -> NDArray[np.int64]:
+        """Returns the tokens of each prompt with its reserved answer, int64 [conversations]; cached on disk.
 
-    def _count_all(self) -> NDArray[np.int64]:
+        With `cut`, prompts are without all turns that may be removed.
+        """
+        facts: list[object] = [self.conversations.sha256, self.counter.sha256, probe, self.counter.special_tokens]
+        facts += [list(self.counter.dropped.suffix), *(["cut"] if cut else [])]
+        digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+        return cached_counts(digest, lambda: self._count_all(cut=cut)) + self.generated_tokens
+
+    def _count_all(self, *, cut: bool) -> NDArray[np.int64]:
         counts = []
         for start in range(0, len(self.conversations), _COUNTED_TOGETHER):
             indices = range(start, min(start + _COUNTED_TOGETHER, len(self.conversations)))
-            counts.append(self.counter.count([self._text_of(self.conversations[i].messages) for i in indices]))
+            conversations: list[Conversation] = [self.conversations[i] for i in indices]
+            listed = [Turns.of_conversation(each).kept(0) if cut else each.messages for each in conversations]
+            counts.append(self.counter.count([self._text_of(messages) for messages in listed]))
         return np.concatenate(counts)
 
     def _text_of(self, messages: Sequence[Message]) -> str:
@@ -204,7 +212,7 @@ class MrcrTask(RulerTask):
         prompt_tokens = int(self.tokens[index]) - self.generated_tokens
         removed = 0
         if prompt_tokens + self.generated_tokens > length:
-            self._cut[index] = self._shortened(conversation.messages, length - self.generated_tokens)
+            self._cut[index] = self._shortened(conversation, length - self.generated_tokens)
             kept = int(self.counter.count([self._text_of(self._cut[index])])[0])
             prompt_tokens, removed = kept, prompt_tokens - kept
         return {
@@ -217,32 +225,15 @@ class MrcrTask(RulerTask):
             **({"cut_tokens": [removed]} if self.options.too_long == "truncate" else {}),
         }
 
-    def _shortened(self, messages: Sequence[Message], budget: int) -> Sequence[Message]:
-        """Removes turns (a request and its reply) from the middle until the prompt has at most `budget` tokens.
-
-        The first turn, which may hold instructions, and the last request stay.
-
-        Raises:
-            UserError: these are too long.
-        """
-        begin = 2 + (messages[0]["role"] == "system")
-        turns = [messages[i : i + 2] for i in range(begin, len(messages) - 1, 2)]
-
-        def kept(count: int) -> list[Message]:
-            around = [*turns[: (count + 1) // 2], *turns[len(turns) - count // 2 :]]
-            return [*messages[:begin], *(message for turn in around for message in turn), messages[-1]]
-
-        low, high = -1, len(turns)
+    def _shortened(self, conversation: Conversation, budget: int) -> Sequence[Message]:
+        """Removes turns from the middle until the prompt has at most `budget` tokens, which its other turns fit."""
+        turns = Turns.of_conversation(conversation)
+        low, high = 0, len(turns.removable)
         while high - low > 1:
             middle = (low + high) // 2
-            fits = int(self.counter.count([self._text_of(kept(middle))])[0]) <= budget
+            fits = int(self.counter.count([self._text_of(turns.kept(middle))])[0]) <= budget
             low, high = (middle, high) if fits else (low, middle)
-        if low < 0:
-            raise UserError(
-                f"{self.config.task}: the first turn and the last request of a conversation have more than {budget} "
-                "tokens: set a longer context length, or too_long=leave_out."
-            )
-        return kept(low)
+        return turns.kept(low)
 
     def _count_chosen(self, arguments: Mapping[str, Any]) -> None:
         """Records, for the chosen conversations of all ranks, how many there are at each length.
@@ -271,12 +262,23 @@ class MrcrTask(RulerTask):
             facts["cut_samples"] = {
                 str(length): sum(self.tokens[i] > length for i in indices) for length, indices in by_length.items()
             }
-        else:
-            # those that fit no length are longer than the longest one
-            facts["left_out_samples"] = {
-                str(length): self.left_out if length == max(by_length) else 0 for length in by_length
-            }
+        # those that fit no length are longer than the longest one
+        left_out = self._considered_left_out(arguments, by_length)
+        counts = {str(length): left_out * (length == max(by_length)) for length in by_length}
+        facts["left_out_samples"] = counts if left_out or self.options.too_long == "leave_out" else None
         self.task_record = dataclasses.replace(self.task_record, **facts)
+
+    def _considered_left_out(self, arguments: Mapping[str, Any], by_length: Mapping[int, Sequence[int]]) -> int:
+        """Returns how many conversations were left out that would be among the chosen ones if they fitted.
+
+        They take turns with those of each length, so a `--limit` considers as many as it selects at one length at most.
+        Of single samples (`--samples`) none is left out.
+        """
+        if arguments.get("samples"):
+            return 0
+        is_limited = sum(map(len, by_length.values())) < len(self.sample_indices)
+        most = max(map(len, by_length.values())) if is_limited else len(self.left_out)
+        return min(most, len(self.left_out))
 
 
 def similarity(answer: str, right: str, code: str) -> float:

@@ -1,10 +1,12 @@
 """The options of RULER's tasks, which a user sets with `--metadata`."""
 
 import math
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
+from sbeval.errors import UserError
 from sbeval.settings import (
     MOST_COUNTED,
     Count,
@@ -31,6 +33,8 @@ class RulerOptions(SampleOptions):
 
     title = "RULER: sb_ruler"
     default_lengths = doublings(4096, 131072)
+    refused: ClassVar[frozenset[str]] = frozenset()
+    """Options that a task does not have; only their default is accepted."""
 
     essays: PathText | None = Field(
         default=None, description="Text file or folder of essays; None takes them from the hub."
@@ -58,6 +62,21 @@ class RulerOptions(SampleOptions):
         description='What becomes of a sample whose prompt does not fit a length: "refuse" leaves the length out for '
         'all samples, "leave_out" leaves the sample out there, and "truncate" removes the middle of its text.',
     )
+
+    @classmethod
+    def of_task(cls, task: str, metadata: Mapping[str, Any], definition: Mapping[str, Any] | None = None) -> Self:
+        """Reads the options of one task.
+
+        Raises:
+            UserError: as in `SampleOptions.of_task`, or an option is set that the task does not have.
+        """
+        options = super().of_task(task, metadata, definition)
+        for name in sorted(cls.refused):
+            if (value := getattr(options, name)) != cls.model_fields[name].default:
+                raise UserError(
+                    f"{task} has no option {name}, which is {value!r}: set it under the names of other tasks."
+                )
+        return options
 
 
 def _depths(value: Any) -> tuple[float, ...] | None:

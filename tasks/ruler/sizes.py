@@ -254,7 +254,7 @@ def needs_at_least(task: str, needed_tokens: int, lengths: Iterable[int]) -> str
     )
 
 
-GENERATOR_VERSION = 3
+GENERATOR_VERSION = 4
 _LIKE_ONE_ANOTHER = 4
 
 

@@ -21,6 +21,7 @@ from sbeval.errors import UserError
 from sbeval.evaluation import run_tasks
 from sbeval.reports import load_results
 from sbeval.reports.build import assemble
+from sbeval.tasks.graded.qa import sentence_with
 from sbeval.tasks.graded.scores import chosen_letter, direct_answer, exact_match, soft_match, two_steps
 from sbeval.tasks.ruler.drafts import Frame
 from tests.marks import exhaustive
@@ -163,7 +164,28 @@ def test_levels_and_forms_share_keys_values_and_the_order_of_the_haystack(metada
         assert len({question[0] for question in questions}) == 1
     task = load_task("sb_graded_needle_hard", {**metadata, "near_keys": 2})
     near = len(task.generator.draft(0, 2048).inserts)
-    assert near == 3  # a level is a set of options
+    assert near == 4  # a level is a set of options; another key holds the third wrong choice
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_every_choice_of_needles_is_in_the_text_if_it_names_others(level: str, metadata: dict[str, Any]) -> None:
+    task = load_task(f"sb_graded_needle_{level}_choice", {**metadata, "context_lengths": [1024, 4096]})
+    directs = prompts(load_task(f"sb_graded_needle_{level}", {**metadata, "context_lengths": [1024, 4096]}))
+    for prompt, direct in zip(prompts(task), directs, strict=True):
+        choices = re.findall(r"^[A-D]\. (.+)$", prompt, re.MULTILINE)
+        key = re.findall(r"What is the password of (\S+)\?", prompt)[-1]
+        keys = {
+            choice: re.findall(rf"^The password of (\S+) is {choice}\.$", prompt, re.MULTILINE) for choice in choices
+        }
+        counts = [len(keys[choice]) for choice in choices]
+        if level == "basic":
+            assert sorted(counts) == [0, 0, 0, 1]
+            continue
+        assert counts == [1, 1, 1, 1]
+        assert all(choice in direct for choice in choices)
+        others = [other for (other,) in keys.values() if other != key]
+        assert len(others) == 3
+        assert all(bool(set(other.split("-")) & set(key.split("-"))) == (level == "hard") for other in others)
 
 
 def test_no_choice_of_several_parts_is_more_like_the_others(metadata: dict[str, Any]) -> None:
@@ -281,11 +303,39 @@ def test_samples_that_do_not_fit_and_impossible_levels_are_said(metadata: dict[s
         ("sb_graded_variables_hard", {"hops": 9}, "hops is 9, and a sample has at most 8"),
         ("sb_graded_words_hard", {"other_repeats": 12}, "frequent_repeats is 12 and other_repeats 12"),
         ("sb_graded_needle_hard", {"near_keys": 40}, "near_keys is 40"),
+        ("sb_graded_words_hard", {"asked": 40000, "context_lengths": [65536]}, "asked is 40000, and a sample has at"),
+        ("sb_graded_words_hard", {"scripts": "nvidia"}, "has no option scripts, which is 'nvidia': set it under"),
         ("sb_graded_qa_hard", {"questions": 3}, "questions is 3"),
         ("sb_graded_qa_hard", {"level": "easy"}, "level"),
     ):
         with pytest.raises(UserError, match=message):
             load_task(name, {**metadata, name: options})
+
+
+def test_documents_that_levels_and_lengths_share_have_one_order(metadata: dict[str, Any]) -> None:
+    by_name = {name: prompts(load_task(name, metadata)) for name in names("", ("qa",))}
+    for index in range(6):
+        orders = []
+        for made in by_name.values():
+            for prompt in made[2 * index : 2 * index + 2]:
+                documents = re.findall(r"^Document \d+:\n(Town \S+)", prompt, re.MULTILINE)
+                if len(documents) == len(set(documents)):  # a small corpus is repeated
+                    orders.append(documents)
+        assert len({len(order) for order in orders}) > 1
+        for one, other in itertools.combinations(orders, 2):
+            shared = [document for document in one if document in other]
+            assert len(shared) > 2
+            assert shared == [document for document in other if document in one]
+
+
+def test_the_evidence_is_the_sentence_with_the_answer() -> None:
+    document = "Dr. Hale came from the U.S. in 1899. He built St. Mary's Hall. It burnt. It was rebuilt by Dr. Hale."
+    assert sentence_with("1899", document) == "in 1899."
+    assert sentence_with("St. Mary's Hall", document) == "He built St. Mary's Hall."
+    assert sentence_with("burnt", document) == "It burnt."
+    assert sentence_with("burnt. It", document) == "It burnt. It was rebuilt by Dr."
+    assert sentence_with("Dr. Hale", document) == "Dr. Hale came from the U.S."
+    assert sentence_with("Mary", "Nothing. At all.") == "Nothing. At all."
 
 
 def page(folder: Path) -> Any:

@@ -103,12 +103,7 @@ class Solver(PartialModel):
 
 def needed(task: Any, rows: list[dict[str, Any]], needles: int = 2) -> list[int]:
     """The length that each conversation needs, counted from its dialogue."""
-    counts = []
-    for row in (row for row in rows if row["n_needles"] == needles):
-        who = {"user": "User", "assistant": "Assistant"}
-        text = "".join(f"{who[m['role']]}: {m['content']}\n\n" for m in json.loads(row["prompt"])) + "Assistant:"
-        counts.append(len(task.counter.tokenizer(text)["input_ids"]) + task.generated_tokens)
-    return counts
+    return [counted(task, json.loads(row["prompt"])) for row in rows if row["n_needles"] == needles]
 
 
 def test_each_conversation_counts_at_the_shortest_length_it_fits(
@@ -197,9 +192,67 @@ def test_what_is_too_long_is_left_out_cut_or_refused(metadata: dict[str, Any], r
         assert len(kept) == document["messages"] < len(messages)
         turns = [tuple(m["content"] for m in messages[i : i + 2]) for i in range(0, len(messages) - 1, 2)]
         of_prompt = list(zip(kept[:-1:2], kept[1::2], strict=True))
-        first = next(i for i, pair in enumerate(zip(of_prompt, turns, strict=False)) if pair[0] != pair[1])
-        assert of_prompt == [*turns[:first], *turns[len(turns) - len(of_prompt) + first :]]
-        assert abs(first - 1 - (len(of_prompt) - first)) <= 1  # the middle was removed
+        form, topic = re.findall(r"Prepend \w+ to the \w+ (\w+) about (\w+)\.", prompt)[-1]
+        others = [turn for turn in turns[1:] if turn[0] != f"write a {form} about {topic}"]
+        others_kept = [turn for turn in of_prompt[1:] if turn in others]
+        first, last = (len(others_kept) + 1) // 2, len(others_kept) // 2
+        assert others_kept == [*others[:first], *others[len(others) - last :]]  # the middle was removed
+        assert of_prompt == [turn for turn in turns if turn not in others or turn in others_kept]
+        assert answered(prompt) == document["references"][0]
+
+
+def counted(task: Any, messages: list[dict[str, str]]) -> int:
+    who = {"user": "User", "assistant": "Assistant"}
+    text = "".join(f"{who[m['role']]}: {m['content']}\n\n" for m in messages) + "Assistant:"
+    return len(task.counter.tokenizer(text)["input_ids"]) + int(task.generated_tokens)
+
+
+def test_turns_with_the_queried_request_are_never_removed(
+    metadata: dict[str, Any], rows: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    opening = {"role": "user", "content": "These are examples of requests and replies: none."}
+    path = tmp_path / "opened.jsonl"
+    chosen = [row for row in rows if row["n_needles"] == 8]
+    opened = [{**row, "prompt": json.dumps([opening, *json.loads(row["prompt"])])} for row in chosen]
+    path.write_text("".join(json.dumps(row) + "\n" for row in opened))
+    name = "sb_mrcr_8_needles"
+    task = load_task(name, {**metadata, "mrcr": str(path)})
+    least = []
+    for messages in (json.loads(row["prompt"]) for row in chosen):
+        form, topic = re.findall(r"(\w+) about (\w+)\.", messages[-1]["content"])[-1]
+        request = f"write a {form} about {topic}"
+        turns = [messages[i : i + 2] for i in range(0, len(messages) - 1, 2)]
+        needles = [message for turn in turns if turn[0]["content"] == request for message in turn]
+        assert len(needles) == 16
+        least.append(counted(task, [opening, *needles, messages[-1]]))
+    length = sorted(least)[len(least) // 2]
+    options = {**metadata, "mrcr": str(path), "context_lengths": [length], "too_long": "truncate"}
+    results = evaluated(Solver(), [name], options)
+    record = TaskRecord.from_json(results["configs"][name]["metadata"]["sbeval"])
+    fitting = {index for index, tokens in enumerate(least) if tokens <= length}
+    assert {sample["doc"]["index"] for sample in results["samples"][name]} == fitting
+    assert record.left_out_samples == {str(length): len(least) - len(fitting)}
+    assert 0 < len(fitting) < len(least)
+    assert results["results"][name][f"score@{length:07d},none"] == 1.0
+    # without the right answer among its replies, a conversation loses no turn
+    path.write_text("".join(json.dumps({**row, "answer": row["answer"] + "s"}) + "\n" for row in opened))
+    with pytest.raises(UserError, match=f"No conversation of {name} fits {length} tokens"):
+        load_task(name, options)
+
+
+def test_only_considered_conversations_count_as_left_out(metadata: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    def left_out(options: dict[str, Any], **arguments: Any) -> Any:
+        task = load_task(NAME, {**metadata, "context_lengths": LENGTHS[:2], **options})
+        prompts(task, **arguments)
+        return task.task_record.left_out_samples
+
+    over = sum(tokens > LENGTHS[1] for tokens in needed(load_task(NAME, metadata), rows))
+    assert over > 2
+    assert left_out({}) == {"4000": 0, "6500": over}
+    assert left_out({"num_samples": 2}) == {"4000": 0, "6500": 2}
+    assert left_out({}, limit=4) == {"4000": 0, "6500": 2}
+    assert left_out({}, limit=1) == {"4000": 1}
+    assert left_out({}, samples=[0, 1]) == {"4000": 0, "6500": 0}
 
 
 def test_the_limit_takes_lengths_in_turn_and_ranks_share(metadata: dict[str, Any]) -> None:
@@ -218,6 +271,12 @@ def test_the_limit_takes_lengths_in_turn_and_ranks_share(metadata: dict[str, Any
         task.build_all_requests(rank=0, world_size=12)
     few = load_task(NAME, {**metadata, "num_samples": 2})
     assert few.num_samples == 6
+
+
+def test_options_that_mrcr_does_not_have_are_refused(metadata: dict[str, Any]) -> None:
+    for option, value in (("answer_prefix", False), ("scripts", "nvidia")):
+        with pytest.raises(UserError, match=f"{NAME} has no option {option}, which is {value!r}"):
+            load_task(NAME, {**metadata, option: value})
 
 
 def test_files_of_another_layout_are_refused(metadata: dict[str, Any], tmp_path: Path) -> None:
