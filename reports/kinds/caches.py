@@ -83,8 +83,13 @@ def cache_costs(material: Material) -> tuple[dict[str, list[CacheCost]], list[st
         for group, of_group in grouped((each.group, each) for each in [*differences, *scores]).items():
             by_length = {each.context_length_tokens: each for each in of_group if each.context_length_tokens}
             if by_length:
-                sizes = (_number(model, name) for name in ("bytes_per_token", "full_bytes_per_token"))
-                cost = CacheCost(model.label, *sizes, model.record.dtype, by_length)
+                cost = CacheCost(
+                    label=model.label,
+                    bytes_per_token=_number(model, "bytes_per_token"),
+                    full_bytes_per_token=_number(model, "full_bytes_per_token"),
+                    dtype=model.record.dtype,
+                    by_length=by_length,
+                )
                 costs.setdefault(group, []).append(cost)
     return costs, obstacles
 
