@@ -10,16 +10,24 @@ from pathlib import Path
 from typing import Any
 
 import peft
+import pytest
 import torch
 import transformers
 from corpus_problems import byte_level_bpe
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
+from packaging.version import Version
 
+from sbeval.caches.build import OLDEST_TRANSFORMERS_OF_QUANTIZED
 from sbeval.corpora import TokenizedCorpus, token_key
 from sbeval.model_adapters.lm import StickBreakingLM
 from sbeval.models import SbevalConfig
 from sbeval.scoring.requests import TokenLogprobsRequest
+
+NEEDS_QUANTIZED_CACHES = pytest.mark.skipif(
+    Version(transformers.__version__).release < OLDEST_TRANSFORMERS_OF_QUANTIZED,
+    reason="cache=quantized is refused with this transformers",
+)
 
 TEXT = "Beautiful is better than ugly. Explicit is better than implicit. Simple is better than complex.\n"
 Checkpoints = Callable[..., Path]  # the folder of an architecture, by name

@@ -10,9 +10,8 @@ from sbeval.caches.build import CacheBuilder
 from sbeval.caches.choice import parse_cache
 from sbeval.corpora import resolve_tokens
 from sbeval.scoring.requests import TokenLogprobsRequest
-from tests.marks import NEEDS_QUANTIZED_CACHES
 from tests.model_adapters.conftest import checkpoint, corpus  # noqa: F401  fixtures
-from tests.model_adapters.small import instances, load_lm, windows
+from tests.model_adapters.small import NEEDS_QUANTIZED_CACHES, instances, load_lm, windows
 
 pytest.importorskip("hqq", reason="the extra sbeval[cache] brings it")
 pytest.importorskip("optimum.quanto", reason="the extra sbeval[cache] brings it")

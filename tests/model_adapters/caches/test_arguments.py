@@ -12,8 +12,7 @@ from sbeval.caches.choice import cache_parts, parse_cache
 from sbeval.errors import UserError
 from sbeval.fingerprint.evaluation import run_inputs
 from sbeval.model_adapters.record import run_settings
-from tests.marks import NEEDS_QUANTIZED_CACHES
-from tests.model_adapters.small import instances, load_lm, t5, windows
+from tests.model_adapters.small import NEEDS_QUANTIZED_CACHES, instances, load_lm, t5, windows
 
 pytest.importorskip("hqq", reason="the extra sbeval[cache] brings it")
 pytest.importorskip("optimum.quanto", reason="the extra sbeval[cache] brings it")

@@ -6,8 +6,7 @@ from transformers import QuantizedCache
 
 from sbeval.errors import UserError
 from sbeval.scoring.body import cache_argument
-from tests.marks import NEEDS_QUANTIZED_CACHES
-from tests.model_adapters.small import LINES, generated, load_lm
+from tests.model_adapters.small import LINES, NEEDS_QUANTIZED_CACHES, generated, load_lm
 
 pytest.importorskip("optimum.quanto", reason="the extra sbeval[cache] brings it")
 pytestmark = NEEDS_QUANTIZED_CACHES

@@ -14,8 +14,7 @@ from sbeval.caches.choice import quantized_bytes
 from sbeval.corpora import TokenizedCorpus, resolve_tokens
 from sbeval.model_adapters.self_test import through_cache
 from sbeval.scoring.requests import TargetSequence, TokenLogprobsRequest, keep_sequences
-from tests.marks import NEEDS_QUANTIZED_CACHES
-from tests.model_adapters.small import copied, instances, likelihoods, load_lm, windows
+from tests.model_adapters.small import NEEDS_QUANTIZED_CACHES, copied, instances, likelihoods, load_lm, windows
 
 FEW_BITS = {"hqq": 8, "quanto": 2}
 pytest.importorskip("hqq", reason="the extra sbeval[cache] brings it")

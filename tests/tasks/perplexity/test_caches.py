@@ -5,7 +5,7 @@ from corpus_problems import run_task, tiny_gpt2, tiny_tokenizer, write_folder
 
 from sbeval.errors import UserError
 from sbeval.model_adapters.lm import StickBreakingLM
-from tests.marks import NEEDS_QUANTIZED_CACHES
+from tests.model_adapters.small import NEEDS_QUANTIZED_CACHES
 
 pytest.importorskip("optimum.quanto", reason="the extra sbeval[cache] brings it")
 pytestmark = NEEDS_QUANTIZED_CACHES
