@@ -14,7 +14,7 @@ from sbeval.model_adapters.prepare.replacing import temporary_attributes
 from sbeval.scoring.non_finite import non_finite_weights
 
 logger = logging.getLogger(__name__)
-# a child of lm-eval's logger, which shows INFO lines; those of loggers outside lm-eval's are hidden
+# a child logger of lm-eval's, because lm-eval hides INFO lines of all other loggers
 format_logger = logging.getLogger("lm_eval.sbeval.checkpoints")
 
 # arguments of `hf._create_model` that were used before the weights are loaded, or that work with every format

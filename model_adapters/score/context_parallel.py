@@ -13,7 +13,7 @@ from sbeval.model_adapters.session import Session
 from sbeval.scoring.context_parallel import ContextParallelScorer
 from sbeval.scoring.non_finite import NonFiniteError
 
-# a child of lm-eval's logger, which shows INFO lines; those of loggers outside lm-eval's are hidden
+# a child logger of lm-eval's, because lm-eval hides INFO lines of all other loggers
 logger = logging.getLogger("lm_eval.sbeval.context_parallel")
 
 

@@ -47,7 +47,7 @@ from sbeval.scoring.non_finite import NonFiniteError
 from sbeval.scoring.requests import TargetSequence
 from sbeval.scoring.rounding import least, rounded_anew
 
-# a child of lm-eval's logger, which shows INFO lines; those of loggers outside lm-eval's are hidden
+# a child logger of lm-eval's, because lm-eval hides INFO lines of all other loggers
 logger = logging.getLogger("lm_eval.sbeval.self_test")
 
 Scores = NDArray[np.float32]

@@ -30,7 +30,7 @@ from sbeval.model_adapters.self_test.through_cache import with_tested_cache
 from sbeval.model_adapters.session import Session
 from sbeval.processes import ranks
 
-# a child of lm-eval's logger, which shows INFO lines; those of loggers outside lm-eval's are hidden
+# a child logger of lm-eval's, because lm-eval hides INFO lines of all other loggers
 logger = logging.getLogger("lm_eval.sbeval.self_test")
 
 _VERSION = 6

@@ -31,7 +31,7 @@ from sbeval.scoring.rounding import least, rounded_anew
 from sbeval.scoring.scorer import TokenScorer
 from sbeval.scoring.through_cache import CacheScorer
 
-# a child of lm-eval's logger, which shows INFO lines; those of loggers outside lm-eval's are hidden
+# a child logger of lm-eval's, because lm-eval hides INFO lines of all other loggers
 logger = logging.getLogger("lm_eval.sbeval.self_test")
 
 FULL = "a full cache gives the scores of whole texts"

@@ -11,7 +11,8 @@ from sbeval.reports.analyse.claims import TOO_FEW, Claims, LengthClaims, LengthD
 from sbeval.reports.analyse.panels import CORPUS_NAMES, text_name
 from sbeval.reports.analyse.protocols import on_identical_targets, windows_text
 from sbeval.reports.read.fields import display_name, length_text, quote_name
-from sbeval.reports.read.models import SCHEME_NAMES, EvaluatedModel, extrapolation_text, rope_scaling_text
+from sbeval.reports.read.models import SCHEME_NAMES, EvaluatedModel
+from sbeval.reports.read.record_texts import extrapolation_text, rope_scaling_text
 from sbeval.results.intervals import MINIMUM_CLUSTERS, change_text
 from sbeval.results.records import IDENTICAL_TARGETS
 

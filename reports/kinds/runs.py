@@ -10,8 +10,8 @@ from urllib.parse import quote
 from sbeval.errors import visible
 from sbeval.reports.analyse.findings import parameters_text
 from sbeval.reports.read.fields import display_name, length_text
-from sbeval.reports.read.models import (
-    EvaluatedModel,
+from sbeval.reports.read.models import EvaluatedModel
+from sbeval.reports.read.record_texts import (
     extrapolation_text,
     rope_scaling_text,
     self_test_text,

@@ -3,6 +3,7 @@
 - `files`: finds result files, streams samples files, collects notes on data that is left out, watches for changes
 - `fields`: checks the type of each field, and formats names and lengths
 - `runs`: parses one results file into typed records
+- `record_texts`: texts about facts in the record of a model
 - `models`: groups runs into evaluated models and names them
 - `samples`: sums by document and scores of single samples, from samples files
 - `results`: the tidy table with one row for each number; the class `Reader`; all data of a report

@@ -193,7 +193,7 @@ def _scores_text(definition: Mapping[str, Any] | None) -> bool:
 
 
 def _has_scores(definition: Mapping[str, Any] | None) -> bool:
-    """Whether the samples of a task may have scores of 0 or 1; those of lm-eval's tasks may."""
+    """Whether samples of a task can be scored 0 or 1, as those of lm-eval's own tasks can."""
     return definition is None or "ruler" in (definition.get("metadata") or {})
 
 

@@ -5,6 +5,7 @@
 - `scores`: exact match, soft match (1 - WER), and the parts of an answer
 - `forms`: questions, and the three forms of answers to them
 - `texts`: lines of filler text and of needles
+- `haystack`: samples with statements in a haystack of lines
 - `needles`: passwords of objects in a haystack
 - `variables`: boxes that hold what other boxes hold
 - `words`: the most frequent words of a list
@@ -18,8 +19,8 @@ Decisions:
 - A level is a set of options in the YAML file of its task. A user may change them.
 - The answer is direct, has two steps (first the evidence, then the answer), or is a choice among four. All three forms
   ask the same question about the same text.
-- The four choices of an answer with several parts differ in two parts, each of which has two values. So no choice is
-  more like the others than the rest, and the right one cannot be told without the text.
+- If an answer has several parts, two of them take two values each, and the four choices are all combinations. So all
+  choices are equally similar to each other, and a model cannot find the right one without the text.
 - Wrong choices are in the text where it has other needles, two other chains of boxes, or other words. At basic needles
   and variables and in questions on documents, the right choice can be told by its occurrence in the text. With one
   other chain, occurrence excludes two choices.

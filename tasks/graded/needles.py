@@ -13,28 +13,22 @@ import functools
 import random
 from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from sbeval.errors import UserError
 from sbeval.tasks.draws import seeded_random
-from sbeval.tasks.graded.forms import Question, ending
+from sbeval.tasks.graded.forms import Question
+from sbeval.tasks.graded.haystack import GradedHaystackGenerator
 from sbeval.tasks.graded.options import GradedNeedleOptions
 from sbeval.tasks.graded.texts import (
     BLOCK_LINES,
     Vocabulary,
-    blocks_for,
     filler_lines,
-    line_order,
     needle,
     needle_lines,
     password,
     vocabulary,
 )
-from sbeval.tasks.ruler.drafts import Generator, HaystackDraft, Insert
-from sbeval.tasks.ruler.haystacks import LineHaystack, running_totals
+from sbeval.tasks.ruler.drafts import Insert
 
-OPENING = "The lines of this text describe things. Some may say the password of a thing.\n"
 _FEW = 8
 _WRONG = 3
 MOST_NEAR_KEYS = 32
@@ -62,7 +56,7 @@ class Drawn(NamedTuple):
     wrong: list[str]
 
 
-class GradedNeedleGenerator(Generator):
+class GradedNeedleGenerator(GradedHaystackGenerator):
     """Makes the samples of graded needles.
 
     Raises:
@@ -70,28 +64,18 @@ class GradedNeedleGenerator(Generator):
     """
 
     options: GradedNeedleOptions
+    opening = "The lines of this text describe things. Some may say the password of a thing.\n"
 
     def __init__(self, options: GradedNeedleOptions, *, task: str, **setting: Any) -> None:
         super().__init__(options, task=task, **setting)
         if options.near_keys > MOST_NEAR_KEYS:
             raise UserError(f"near_keys is {options.near_keys}, and a sample has at most {MOST_NEAR_KEYS}: lower it.")
-        self._pool: list[str] = []
-        self._pool_tokens: list[NDArray[np.int64]] = []
 
     @functools.cached_property
     def _vocabulary(self) -> Vocabulary:
         return vocabulary(*self._name)
 
-    def draft(self, index: int, context_length: int) -> HaystackDraft:
-        """Makes sample `index`, the same at every length; tokenises only as many lines as the length needs."""
-        for block in range(len(self._pool_tokens), blocks_for(context_length)):
-            lines = self._lines(block)
-            self._pool += lines
-            self._pool_tokens.append(self.counter.count_pool(lines))
-            self._draft.cache_clear()
-        return self._draft(index)
-
-    def _lines(self, block: int) -> list[str]:
+    def lines(self, block: int) -> list[str]:
         """Returns a block of the haystack's lines: filler, or needles with other keys."""
         filler = filler_lines(self._vocabulary, block, *self._name)
         if self.options.others == "none":
@@ -100,31 +84,15 @@ class GradedNeedleGenerator(Generator):
         share = 1 if self.options.others == "all" else _FEW
         return [needles[i] if i % share == 0 else filler[i] for i in range(BLOCK_LINES)]
 
-    @functools.lru_cache(maxsize=64)  # noqa: B019 - the cache and the generator live as long as the task
-    def _draft(self, index: int) -> HaystackDraft:
+    def inserts(self, index: int) -> list[Insert]:
+        """Returns the needle of the question, and those beside it."""
         drawn = self.drawn(index)
-        end = ending(self.question(index), self.options.form, *self._name, index)
-        order = line_order(len(self._pool_tokens), *self._name, index)
         others = drawn.near[: self.options.near_keys]
         if self.options.others != "none":
             others += drawn.unlike[len(others) :]
         inserts = [Insert(text=f"{text}\n", fraction=depth, is_queried=False) for text, depth in others]
-        inserts.append(Insert(text=f"{needle(drawn.key, drawn.value)}\n", fraction=drawn.depth, is_queried=True))
-        return HaystackDraft(
-            references=end.references,
-            answer_prefix=end.answer_prefix,
-            opening=[OPENING],
-            closing=end.closing,
-            haystack=LineHaystack(
-                pool=self._pool,
-                order=order,
-                cumulative_tokens=running_totals(np.concatenate(self._pool_tokens)[order]),
-            ),
-            inserts=sorted(inserts, key=lambda insert: insert.fraction),
-            least_units=1,
-            most_units=len(order),
-            counter=self.counter,
-        )
+        needed = Insert(text=f"{needle(drawn.key, drawn.value)}\n", fraction=drawn.depth, is_queried=True)
+        return [*inserts, needed]
 
     def drawn(self, index: int) -> Drawn:
         """Draws what the needles of a sample are."""

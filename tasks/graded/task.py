@@ -19,7 +19,7 @@ from sbeval.tasks.graded.scores import chosen_letter, direct_answer, exact_match
 from sbeval.tasks.graded.variables import GradedVariablesGenerator
 from sbeval.tasks.graded.words import GradedWordsGenerator
 from sbeval.tasks.ruler.drafts import Generator
-from sbeval.tasks.ruler.qa import task_questions
+from sbeval.tasks.ruler.families import QaTask
 from sbeval.tasks.ruler.task import RulerTask, SizesByLength, averages
 
 EXACT, SOFT, FIRST_STEP = "exact_match", "soft_match", "first_step"
@@ -113,8 +113,4 @@ class GradedQaTask(GradedTask):
     options_class = GradedQaOptions
     generator_class = GradedQaGenerator
 
-    @classmethod
-    def corpus_facts(cls, options: Any) -> tuple[str | None, str | None, str | None]:
-        """Loads the questions, and returns the data set's name, hash and source."""
-        questions = task_questions(options)
-        return options.dataset, questions.sha256, questions.source
+    corpus_facts = QaTask.corpus_facts

@@ -8,21 +8,16 @@
 A chain has nine boxes. A level with fewer hops leaves boxes out between the first and the last one.
 """
 
-import functools
 from typing import Any, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
 
 from sbeval.errors import UserError
 from sbeval.tasks.draws import seeded_random, short_nouns
-from sbeval.tasks.graded.forms import Question, ending, two_by_two
+from sbeval.tasks.graded.forms import Question, two_by_two
+from sbeval.tasks.graded.haystack import GradedHaystackGenerator
 from sbeval.tasks.graded.options import GradedVariablesOptions
-from sbeval.tasks.graded.texts import blocks_for, filler_lines, line_order, vocabulary
-from sbeval.tasks.ruler.drafts import Generator, HaystackDraft, Insert
-from sbeval.tasks.ruler.haystacks import LineHaystack, running_totals
+from sbeval.tasks.graded.texts import filler_lines, vocabulary
+from sbeval.tasks.ruler.drafts import Insert
 
-OPENING = "The lines of this text describe things. Some say what a box holds.\n"
 MOST_HOPS = 8
 MOST_CHAINS = 8
 
@@ -46,7 +41,7 @@ class Chain(NamedTuple):
         return [f"Box {name} holds {what}." for name, what in zip(self.names, held, strict=False)]
 
 
-class GradedVariablesGenerator(Generator):
+class GradedVariablesGenerator(GradedHaystackGenerator):
     """Makes the samples of graded variable tracking.
 
     Raises:
@@ -54,48 +49,25 @@ class GradedVariablesGenerator(Generator):
     """
 
     options: GradedVariablesOptions
+    opening = "The lines of this text describe things. Some say what a box holds.\n"
 
     def __init__(self, options: GradedVariablesOptions, *, task: str, **setting: Any) -> None:
         super().__init__(options, task=task, **setting)
         for name, most in (("hops", MOST_HOPS), ("other_chains", MOST_CHAINS - 1)):
             if (value := getattr(options, name)) > most:
                 raise UserError(f"{name} is {value}, and a sample has at most {most}: lower it.")
-        self._pool: list[str] = []
-        self._pool_tokens: list[NDArray[np.int64]] = []
 
-    def draft(self, index: int, context_length: int) -> HaystackDraft:
-        """Makes sample `index`, the same at every length; tokenises only as many lines as the length needs."""
-        for block in range(len(self._pool_tokens), blocks_for(context_length)):
-            lines = filler_lines(vocabulary(*self._name), block, *self._name)
-            self._pool += lines
-            self._pool_tokens.append(self.counter.count_pool(lines))
-            self._draft.cache_clear()
-        return self._draft(index)
+    def lines(self, block: int) -> list[str]:
+        """Returns one block of filler lines."""
+        return filler_lines(vocabulary(*self._name), block, *self._name)
 
-    @functools.lru_cache(maxsize=64)  # noqa: B019 - the cache and the generator live as long as the task
-    def _draft(self, index: int) -> HaystackDraft:
-        end = ending(self.question(index), self.options.form, *self._name, index)
-        order = line_order(len(self._pool_tokens), *self._name, index)
-        inserts = [
+    def inserts(self, index: int) -> list[Insert]:
+        """Returns the line about each box; those of the first chain are the answer."""
+        return [
             Insert(text=f"{text}\n", fraction=depth, is_queried=number == 0)
             for number, chain in enumerate(self.chains(index))
             for text, depth in zip(chain.statements(), chain.depths, strict=True)
         ]
-        return HaystackDraft(
-            references=end.references,
-            answer_prefix=end.answer_prefix,
-            opening=[OPENING],
-            closing=end.closing,
-            haystack=LineHaystack(
-                pool=self._pool,
-                order=order,
-                cumulative_tokens=running_totals(np.concatenate(self._pool_tokens)[order]),
-            ),
-            inserts=sorted(inserts, key=lambda insert: insert.fraction),
-            least_units=1,
-            most_units=len(order),
-            counter=self.counter,
-        )
 
     def _all_chains(self, index: int) -> list[Chain]:
         """Draws all chains of a sample with all their boxes, the same at every level."""

@@ -1,17 +1,22 @@
 """Tokenizers of three kinds, corpora in RULER's layouts, and tasks built from them."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tokenizers
 import transformers
 from lm_eval import simple_evaluate
+from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.tasks import TaskManager
+from partial_model import PartialModel
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 import sbeval.tasks
+from sbeval.scoring.requests import TargetLogprobs, resolve_sequence
 
 NIAH = (
     *(f"sb_niah_{kind}_{number}" for kind in ("single", "multikey") for number in (1, 2, 3)),
@@ -173,3 +178,31 @@ def prompts(task: Any, *, limit: int | None = None, **options: Any) -> list[str]
     """Builds a task's requests and returns their prompts."""
     task.build_all_requests(limit=limit, rank=0, world_size=1, **options)
     return [instance.args[0] for instance in task.instances]
+
+
+class Chooser(PartialModel):
+    """Gives each answer the log-probability that `rate` makes of it and of the right one.
+
+    Args:
+        tokenizer: folder of the tokenizer.
+        solved: reads the right answer from a prompt.
+        rate: log-probability of an answer, given the right one.
+        end: the text that the task writes behind each answer.
+    """
+
+    def __init__(
+        self, tokenizer: str, solved: Callable[[str], str], rate: Callable[[str, str], float], end: str = ""
+    ) -> None:
+        super().__init__()
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(tokenizer)
+        self.solved, self.rate, self.end = solved, rate, end
+
+    def target_logprobs(self, requests: list[Instance], disable_tqdm: bool = False) -> list[TargetLogprobs]:
+        answers = []
+        for request in requests:
+            inputs, positions, targets = resolve_sequence(request.args[0])
+            right = self.solved(self.tokenizer.decode(inputs[: positions[0] + 1]))
+            answer = self.tokenizer.decode(targets).strip().removesuffix(self.end)
+            logprobs = np.full(len(targets), self.rate(answer, right) / len(targets))
+            answers.append(TargetLogprobs(logprobs, np.full(len(targets), True)))
+        return answers

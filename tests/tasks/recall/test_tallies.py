@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import transformers
 from lm_eval.api.instance import Instance
 from partial_model import PartialModel
-from ruler_problems import KINDS, evaluated, load_task, prompts
+from ruler_problems import KINDS, Chooser, evaluated, load_task, prompts
 
 from sbeval.errors import UserError
 from sbeval.evaluation import run_tasks
@@ -49,25 +48,6 @@ class Solver(PartialModel):
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         return [f" {self.answer(solved(request.args[0]))}" for request in requests]
-
-
-class Chooser(PartialModel):
-    """Gives each answer the log-probability that `rate` makes of it and of the right one."""
-
-    def __init__(self, tokenizer: str, rate: Callable[[str, str], float]) -> None:
-        super().__init__()
-        self.tokenizer = transformers.AutoTokenizer.from_pretrained(tokenizer)
-        self.rate = rate
-
-    def target_logprobs(self, requests: list[Instance], disable_tqdm: bool = False) -> list[TargetLogprobs]:
-        answers = []
-        for request in requests:
-            inputs, positions, targets = resolve_sequence(request.args[0])
-            prompt = self.tokenizer.decode(inputs[: positions[0] + 1])
-            answer = self.tokenizer.decode(targets).strip(" .")
-            logprobs = np.full(len(targets), self.rate(answer, solved(prompt)) / len(targets))
-            answers.append(TargetLogprobs(logprobs, np.full(len(targets), True)))
-        return answers
 
 
 class Speller(Chooser):
@@ -164,14 +144,17 @@ def test_no_constant_beats_chance_of_the_relative_error() -> None:
 @pytest.mark.parametrize("question", [QUESTIONS[0], *exhaustive(*QUESTIONS[1:])])
 def test_a_choice_by_log_probability_needs_no_generation(question: str, metadata: dict[str, Any]) -> None:
     name = f"sb_tally_{question}_forced"
-    reads = Chooser(metadata["tokenizer"], lambda answer, right: -0.5 if answer == right else -3.0)
+    reads = Chooser(metadata["tokenizer"], solved, lambda answer, right: -0.5 if answer == right else -3.0, ".")
     results = evaluated(reads, [name], metadata)
     chance = {"count": 1 / 4, "most": 1 / 4, "compare": 1 / 2}[question]
     for length in LENGTHS:
         assert value(results, name, "score", length) == 1.0
         assert value(results, name, "chance", length) == pytest.approx(chance)
     first = Chooser(
-        metadata["tokenizer"], lambda answer, _: -float(int(answer) if answer.isdigit() else ord(answer[1]))
+        metadata["tokenizer"],
+        solved,
+        lambda answer, _: -float(int(answer) if answer.isdigit() else ord(answer[1])),
+        ".",
     )
     results = evaluated(first, [name], metadata)
     right, errors, guesses = [], [], []
@@ -202,7 +185,7 @@ def test_a_choice_is_right_if_one_answer_begins_another(question: str, folder: P
     tokenizer, lengths = str(folder / "character"), [8000]
     name = f"sb_tally_{question}_forced"
     options = {**metadata, "tokenizer": tokenizer, "context_lengths": lengths, "num_samples": 40}
-    results = evaluated(Speller(tokenizer, lambda answer, right: 0.0), [name], options)
+    results = evaluated(Speller(tokenizer, solved, lambda answer, right: 0.0), [name], options)
     if question == "count":
         generator = load_task(name, options).generator
         for_documents = [

@@ -8,17 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-import transformers
 from lm_eval.api.instance import Instance
 from partial_model import PartialModel
-from ruler_problems import KINDS, evaluated, load_task, prompts
+from ruler_problems import KINDS, Chooser, evaluated, load_task, prompts
 
 from sbeval.errors import UserError
 from sbeval.evaluation import run_tasks
 from sbeval.reports import load_results
 from sbeval.reports.build import assemble
 from sbeval.results.records import TaskRecord
-from sbeval.scoring.requests import TargetLogprobs, resolve_sequence
 from sbeval.tasks.recall.questions import associations
 from sbeval.tasks.ruler.absent import is_absent
 from tests.marks import exhaustive
@@ -59,25 +57,6 @@ class Solver(PartialModel):
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         return [f" {self.answer(prompt, solved(prompt))}" for prompt, _ in (request.args for request in requests)]
-
-
-class Chooser(PartialModel):
-    """Gives each answer the log-probability that `rate` makes of it and of the right one."""
-
-    def __init__(self, tokenizer: str, rate: Callable[[str, str], float]) -> None:
-        super().__init__()
-        self.tokenizer = transformers.AutoTokenizer.from_pretrained(tokenizer)
-        self.rate = rate
-
-    def target_logprobs(self, requests: list[Instance], disable_tqdm: bool = False) -> list[TargetLogprobs]:
-        answers = []
-        for request in requests:
-            inputs, positions, targets = resolve_sequence(request.args[0])
-            prompt, answer = self.tokenizer.decode(inputs[: positions[0] + 1]), self.tokenizer.decode(targets).strip()
-            right = solved(prompt)
-            logprobs = np.full(len(targets), self.rate(answer, right) / len(targets))
-            answers.append(TargetLogprobs(logprobs, np.full(len(targets), True)))
-        return answers
 
 
 @pytest.fixture
@@ -180,17 +159,17 @@ def test_a_choice_by_log_probability_needs_no_generation(name: str, metadata: di
     def right(answer: str, right_answer: str) -> float:
         return -0.5 if answer in right_answer else -3.0
 
-    results = evaluated(Chooser(metadata["tokenizer"], right), [name], metadata)
+    results = evaluated(Chooser(metadata["tokenizer"], solved, right), [name], metadata)
     for length in LENGTHS:
         assert shares(results, name, length) == [1.0, 1.0, 0.0]
         margins = [results["results"][name][f"none_margin_{which}@{length:07d},none"] for which in ("there", "absent")]
         assert margins == pytest.approx([-2.5, 2.5])
     never = evaluated(
-        Chooser(metadata["tokenizer"], lambda answer, _: -9.0 if answer == "none" else -1.0), [name], metadata
+        Chooser(metadata["tokenizer"], solved, lambda answer, _: -9.0 if answer == "none" else -1.0), [name], metadata
     )
     assert shares(never, name, LENGTHS[0])[1:] == [0.0, 1.0]
     always = evaluated(
-        Chooser(metadata["tokenizer"], lambda answer, _: -1.0 if answer == "none" else -9.0), [name], metadata
+        Chooser(metadata["tokenizer"], solved, lambda answer, _: -1.0 if answer == "none" else -9.0), [name], metadata
     )
     assert shares(always, name, LENGTHS[0]) == [0.0, 1.0, 0.0]
     for sample in results["samples"][name]:  # the answers are `none` and values that are in the text
