@@ -73,7 +73,7 @@ class GradedTask(RulerTask):
         """Returns the facts about this run for the results file, with the level."""
         form = self.options.form
         protocol = f"graded_{self.kind}" + ("" if form == "direct" else f"_{form}")
-        return dataclasses.replace(super().record(), protocol=protocol, level=self.options.level, scripts=None)
+        return dataclasses.replace(super().record(), protocol=protocol, level=self.options.level)
 
     def _row(self, index: int, sizes_by_length: SizesByLength) -> dict[str, Any]:
         generator: Asks = self.generator  # type: ignore[assignment]

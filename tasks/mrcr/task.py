@@ -87,7 +87,7 @@ class MrcrTask(RulerTask):
     def record(self) -> TaskRecord:
         """Returns the facts about this run for the results file."""
         protocol = f"mrcr_{self.options.needles}_needles"
-        return dataclasses.replace(super().record(), protocol=protocol, answer_prefix=None, scripts=None)
+        return dataclasses.replace(super().record(), protocol=protocol, answer_prefix=None)
 
     def build_all_requests(self, **kwargs: Any) -> None:
         """Builds the requests of this rank's conversations, one for each.

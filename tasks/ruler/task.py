@@ -117,6 +117,15 @@ class RulerTask(BaseTask):
             )
         self._prepare(self._framed(lambda prefix: f"{PROMPT_MARK} {prefix}" if prefix else PROMPT_MARK))
         self.keep_documents({"index": index} for index in self.sample_indices)
+        if self.options.scripts != self.scripts:
+            log.warning("%s: NVIDIA's scripts do not have this task, so scripts changes nothing", name)
+
+    @property
+    def scripts(self) -> str | None:
+        """The scripts whose rule fills the prompts; None for the budget's own rule, and for tasks that they lack."""
+        if self.options.scripts is None or self.generator.steps(self.requested_lengths[0]) is None:
+            return None
+        return self.options.scripts
 
     def make_generator(self, name: str) -> Generator:
         """Returns the generator of this task's samples; called after `options` and `counter` are set."""
@@ -137,7 +146,7 @@ class RulerTask(BaseTask):
             corpus=corpus,
             corpus_sha256=corpus_sha256,
             corpus_detail=corpus_detail,
-            scripts=self.options.scripts,
+            scripts=self.scripts,
             answer_prefix=self.options.answer_prefix,
             too_long=None if self.options.too_long == "refuse" else self.options.too_long,
         )

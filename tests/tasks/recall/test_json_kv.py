@@ -77,3 +77,13 @@ def test_a_model_that_reads_the_object_is_right(folder: Path) -> None:
     options = {"tokenizer": str(folder / "character"), "context_lengths": [2000, 8000], "num_samples": 4}
     scores = evaluated(Reads(), ["sb_json_kv"], options)["results"]["sb_json_kv"]
     assert [scores[f"score@{length:07d},none"] for length in (2000, 8000)] == [1.0, 1.0]
+
+
+def test_scripts_that_lack_the_task_are_neither_used_nor_recorded(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = {"tokenizer": str(folder / "character"), "context_lengths": [2000], "num_samples": 2}
+    plain, asked = (load_task("sb_json_kv", {**options, **more}) for more in ({}, {"scripts": "nvidia"}))
+    assert prompts(asked) == prompts(plain)
+    assert asked.task_record.scripts is None
+    assert "sb_json_kv: NVIDIA's scripts do not have this task" in caplog.text
