@@ -124,7 +124,7 @@ def test_what_a_run_cannot_load_is_not_recommended_by_inspect(architecture, chan
 @pytest.mark.parametrize("load", [load_lm, load_checkpoint])
 def test_weights_in_fp8_are_refused_with_a_transformers_that_cannot_load_them(load, checkpoint, tmp_path, monkeypatch):
     folder = copied(checkpoint("llama"), tmp_path, quantization_config={"quant_method": "fp8"})
-    monkeypatch.setattr(transformers, "__version__", "5.16.1")
+    monkeypatch.setattr("sbeval.checkpoints.versions.transformers.__version__", "5.16.1")
     with pytest.raises(UserError, match=r"fp8 needs transformers 5\.17 or newer, and 5\.16\.1 is installed: upgrade"):
         load(folder)
 

@@ -4,7 +4,6 @@ import hashlib
 
 import pytest
 import torch
-import transformers
 from transformers.cache_utils import QuantoQuantizedLayer
 
 from sbeval.caches.build import CacheBuilder
@@ -74,7 +73,7 @@ def test_a_model_on_the_cpu_is_not_offloaded_where_there_is_a_gpu(checkpoint, mo
 
 def test_quantized_caches_need_a_transformers_that_rounds_chunks(checkpoint, monkeypatch):
     model = load_lm(checkpoint("llama")).model
-    monkeypatch.setattr(transformers, "__version__", "5.19.2")
+    monkeypatch.setattr("sbeval.checkpoints.versions.transformers.__version__", "5.19.2")
     with pytest.raises(UserError, match=r"cache=quantized:4 needs transformers 5\.20 or newer, and 5\.19\.2 is"):
         CacheBuilder.of(model, parse_cache("quantized:4"))
 

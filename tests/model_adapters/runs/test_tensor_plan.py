@@ -148,7 +148,7 @@ def test_no_answers_are_kept_of_processes_that_share_a_model(checkpoint):
 
 
 def test_a_plan_is_refused_with_a_transformers_that_splits_matrices_in_another_way(monkeypatch):
-    monkeypatch.setattr(transformers, "__version__", "5.20.2")
+    monkeypatch.setattr("sbeval.checkpoints.versions.transformers.__version__", "5.20.2")
     with pytest.raises(UserError, match=r"tp_plan needs transformers 5\.21 or newer, and 5\.20\.2 is installed"):
         check_tensor_plan(transformers.LlamaConfig(), "auto")
 
