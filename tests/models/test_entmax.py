@@ -247,7 +247,7 @@ def test_packed_texts_have_the_logits_of_each_alone(variant: str) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    ("length", "group", "scale"), [(64, 1, 0.125), (1024, 2, 0.125), (1500, 1, 0.4), (9000, 1, 0.125)]
+    ("length", "group", "scale"), [(128, 1, 0.125), (1024, 2, 0.125), (1500, 1, 0.4), (9000, 1, 0.125)]
 )
 def test_adasplash_gives_the_definition_s_values(dtype: torch.dtype, length: int, group: int, scale: float) -> None:
     torch.manual_seed(0)
@@ -263,8 +263,22 @@ def test_adasplash_gives_the_definition_s_values(dtype: torch.dtype, length: int
     assert error <= max(2 * error_in_pytorch, 1e-5)
 
 
+@pytest.mark.parametrize("length", [1, 64, 127])
+def test_adasplash_is_not_used_for_texts_that_its_backward_pass_overruns(length: int) -> None:
+    class OnGpu:
+        is_cuda = True
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(torch.empty(1, 2, length, 64), name)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernel, "is_installed", lambda: True)
+        q: Any = OnGpu()
+        assert not kernel.suits_adasplash(q, q, q)
+
+
 @needs_adasplash
-@pytest.mark.parametrize("length", [1024, 700])
+@pytest.mark.parametrize("length", [128, 700, 1024])
 def test_adasplash_gives_the_definition_s_gradients(length: int) -> None:
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, heads, length, 64, device="cuda", requires_grad=True) for heads in (4, 2, 2))

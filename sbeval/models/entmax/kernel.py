@@ -22,7 +22,8 @@ REFINING_STEPS = 3
 """Steps of the threshold's solver after its histogram. One leaves errors of 3e-2 in a row of weights at 64K tokens, and
 two reach rounding for all but flat rows."""
 _HEAD_DIMS = (16, 32, 64, 128, 256)
-_SHORTEST = 64
+_SHORTEST = 128
+"""The backward pass of shorter texts writes past the end of its buffer: it reads and writes 128 positions at a time."""
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _adasplash = OptionalKernel("adasplash", "entmax attention runs in PyTorch instead")
 
