@@ -260,7 +260,9 @@ def test_adasplash_gives_the_definition_s_values(dtype: torch.dtype, length: int
         patch.setattr(blocks, "suits_adasplash", lambda *heads: False)
         in_pytorch = entmax_attention(q, k, v, scale=scale)
     error, error_in_pytorch = ((x.double() - exact).square().mean().sqrt() for x in (output, in_pytorch))
-    assert error <= max(2 * error_in_pytorch, 1e-5)
+    # the kernel rounds scaled queries
+    times = 2 if scale == 0.125 else 3
+    assert error <= max(times * error_in_pytorch, 1e-5)
 
 
 @pytest.mark.parametrize("length", [1, 64, 127])
