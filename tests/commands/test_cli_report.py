@@ -39,6 +39,7 @@ def command(*arguments: str | Path) -> Result:
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
+@pytest.mark.exhaustive
 def test_title_labels_baseline_and_choice_reach_the_page(results: Path, tmp_path: Path) -> None:
     options = ["--title", "A title of mine", "--label", "demo-sb=First", "--label", "demo-rope=Second"]
     options += ["--baseline", "First", "--only", "First", "--only", "Second", "--only", "*_stream"]

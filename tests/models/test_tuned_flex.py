@@ -104,6 +104,7 @@ def test_a_cpu_keeps_its_own_attention():
         assert long_causal_attention(q, q, q, scale=0.3) is None
 
 
+@pytest.mark.exhaustive
 @torch.no_grad()
 @pytest.mark.parametrize("heads_first", [True, False])
 def test_whole_blocks_and_a_length_between_them_share_one_kernel(heads_first):

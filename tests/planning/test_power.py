@@ -38,6 +38,7 @@ def test_the_smallest_difference_has_the_power(spread: float, units: int, power:
     assert smallest_difference(spread, units, power=power, comparisons=comparisons + 1) > smallest
 
 
+@pytest.mark.exhaustive
 @given(spread=st.floats(1e-3, 10), skewness=st.floats(-4, 4), units=st.integers(20, 5000), power=st.floats(0.5, 0.99))
 def test_the_needed_documents_are_the_fewest_that_show_the_difference(
     spread: float, skewness: float, units: int, power: float
@@ -100,6 +101,7 @@ def test_simulated_runs_find_the_smallest_difference_as_often_as_planned(documen
     assert abs(shown / STUDIES - POWER) < MONTE_CARLO
 
 
+@pytest.mark.exhaustive
 def test_simulated_scores_show_a_share_of_changed_samples_as_often_as_planned() -> None:
     samples, changed = 200, 0.3
     difference = float(smallest_difference(changed**0.5, samples))

@@ -53,6 +53,7 @@ def test_each_cache_is_a_line_of_its_own_and_is_compared_with_the_full_one(tmp_p
     assert len(section.figures) == 1
 
 
+@pytest.mark.exhaustive
 def test_a_loss_at_a_short_length_ends_the_lengths_that_are_kept(tmp_path):
     text = text_of(write(tmp_path, [0.2, 0.0, 0.0]))
     assert "loses at most 0.01 nats up to" in text

@@ -346,6 +346,7 @@ def test_two_tokenizers_are_compared_on_documents_whose_targets_are_the_same_tex
         assert [share in remark for remark in said] == [True] * known
 
 
+@pytest.mark.exhaustive
 def test_a_gate_over_two_tokenizers_says_what_helps_and_asks_for_no_more_data(tmp_path: Path) -> None:
     tokens = {"a": {}, "b": {"tokenizer_sha256": "ab" * 32}}
     for name, record in tokens.items():

@@ -136,6 +136,7 @@ def test_a_loss_too_small_to_count_leaves_the_upper_end_open() -> None:
     assert effective_nll_length(LengthClaims(obstacle="too few")) is None
 
 
+@pytest.mark.exhaustive
 def test_a_report_holds_one_number_a_curve_in_its_overview_its_tables_and_a_file(tmp_path: Path) -> None:
     write_pair(tmp_path / "results", "fixed_target")
     folder = build_report([tmp_path / "results"], tmp_path / "report", image_formats=()).parent

@@ -230,6 +230,7 @@ def test_a_paper_s_figures_have_a_column_s_or_a_page_s_width_no_title_and_names_
         build_report(*again, image_formats=(), paper=tmp_path / "report")
 
 
+@pytest.mark.exhaustive
 def test_a_paper_s_captions_name_intervals_and_documents_only_where_there_are_some(tmp_path: Path) -> None:
     task = perplexity_task("stream", CURVES["rope"], documents=3)
     task[1].update({key: None for key in task[1] if "_ci95" in key or "clusters" in key})

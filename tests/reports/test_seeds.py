@@ -111,6 +111,7 @@ def test_the_scheme_recipes_become_the_papers_three_panels(tmp_path: Path) -> No
     assert len(SCHEMES) == 18
 
 
+@pytest.mark.exhaustive
 def test_a_page_of_seeds_says_so_and_its_tables_keep_every_seed(tmp_path: Path) -> None:
     page = text_of(write_seeds(tmp_path / "results", 2), "index.html")
     assert "A line over several training seeds is their mean" in page

@@ -110,6 +110,7 @@ def test_a_folder_to_follow_that_is_none_is_one_sentence(tmp_path: Path) -> None
     assert SweepCheckpoint(pretrained="x/checkpoint-10").folder_name == "checkpoint-10"
 
 
+@pytest.mark.exhaustive
 def test_a_report_draws_nll_at_each_length_over_the_steps_of_a_training(tmp_path: Path) -> None:
     for step, level in ((500, 3.0), (1000, 2.5), (2000, 2.25)):
         record = model_record("stickbreaking", checkpoint_sha256=f"{step:064d}", name=f"checkpoint-{step}")

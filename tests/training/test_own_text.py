@@ -108,6 +108,7 @@ def test_a_vocabulary_beyond_16_bits_is_kept_in_32(tmp_path) -> None:
     assert tokens.tolist() == [*tokenizer.encode("the <t69000> fox"), tokenizer.eos_token_id]
 
 
+@pytest.mark.exhaustive
 def test_a_command_trains_on_a_folder_with_any_tokenizer_and_goes_on(tmp_path, texts, tokenizer_folder, capsys) -> None:
     text = write_text(tmp_path / "own", texts)
     command = ["--text", str(text), "--tokenizer", tokenizer_folder, "--out", str(tmp_path / "run")]

@@ -151,6 +151,7 @@ def test_no_name_in_a_file_or_a_comparison_acts_on_a_terminal(tmp_path: Path) ->
     assert [letter for text in written for letter in text if letter not in "\n\t" and unseen(letter)] == []
 
 
+@pytest.mark.exhaustive
 def test_many_models_stand_side_by_side_before_each_ones_words(tmp_path: Path) -> None:
     for index in range(7):
         attention = ("stickbreaking", "rope")[index % 2]

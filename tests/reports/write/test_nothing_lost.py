@@ -91,6 +91,7 @@ def test_a_manifest_of_no_report_is_neither_waited_for_nor_read(results: Path, k
     assert [path.name.partition(".old-")[0] for path in tmp_path.glob("*.old-*")] == [MANIFEST]
 
 
+@pytest.mark.exhaustive
 def test_a_report_replaces_an_earlier_one_and_leaves_all_else(results: Path, first: Path, tmp_path: Path) -> None:
     shutil.copytree(first, tmp_path, dirs_exist_ok=True)
     mine = ["notes.md", "figures/mine.svg", "latex/mine.tex", "own/index.html"]

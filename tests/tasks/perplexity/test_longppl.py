@@ -59,6 +59,7 @@ def test_longppl_is_perplexity_on_the_evaluators_key_tokens(metadata):
     assert found["record"]["longppl"]["long"] == LONG
 
 
+@pytest.mark.exhaustive
 def test_a_second_run_needs_no_evaluator_and_another_one_is_asked_anew(metadata, tmp_path, monkeypatch):
     asked: list[Any] = []
     computed = longppl._Evaluator._computed

@@ -202,6 +202,7 @@ def test_ranks_without_an_absent_needle_are_refused(metadata: dict[str, Any]) ->
         load_task("sb_association", {**metadata, "people": 32})
 
 
+@pytest.mark.exhaustive
 def test_a_page_shows_what_was_found_and_what_was_invented(metadata: dict[str, Any], tmp_path: Path) -> None:
     tasks = ["sb_niah_single_1", "sb_json_kv"]
     run_tasks(Solver(), tasks, output=str(tmp_path / "good"), metadata={**metadata, "label": "reads"})
