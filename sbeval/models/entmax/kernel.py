@@ -24,7 +24,7 @@ REFINING_STEPS = 3
 two reach rounding for all but flat rows."""
 _HEAD_DIMS = (16, 32, 64, 128, 256)
 _SHORTEST = 128
-"""The backward pass of shorter texts writes past the end of its buffer: it reads and writes 128 positions at a time."""
+"""The backward pass reads and writes 128 positions at a time, past the end of its buffer if padded texts are shorter."""
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _adasplash = OptionalKernel("adasplash", "entmax attention runs in PyTorch instead")
 
