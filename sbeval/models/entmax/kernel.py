@@ -1,9 +1,9 @@
 """adasplash's Triton kernel of causal entmax-1.5 attention (Gonçalves et al., arXiv 2502.12082 and 2604.15180).
 
 The package `adasplash` is optional: without it, or if its kernel fails, attention runs in PyTorch. Its kernel needs a
-GPU, has no bias, window or padding, and scales logits by head_dim ** -0.5. It rounds scaled queries to their dtype, so in
-bf16, unless the scale is a power of two, its error is 2 to 3 times that of PyTorch. Lengths are padded to a power of two, so
-that a process compiles and tunes it only once for each power.
+GPU, has no bias, window or padding, and scales logits by head_dim ** -0.5. It rounds scaled queries to their dtype, so
+in bf16, unless the scale is a power of two, its error is 2 to 3 times that of PyTorch. Lengths are padded to a power of
+two, so that a process compiles and tunes it only once for each power.
 
 Shape suffixes: B batch, H query heads, G key/value heads, L positions, D head_dim.
 """
@@ -24,7 +24,7 @@ REFINING_STEPS = 3
 two reach rounding for all but flat rows."""
 _HEAD_DIMS = (16, 32, 64, 128, 256)
 _SHORTEST = 128
-"""The backward pass reads and writes 128 positions at a time, past the end of its buffer if padded texts are shorter."""
+"""The backward pass handles 128 positions at a time, and writes past its buffer if padded texts are shorter."""
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _adasplash = OptionalKernel("adasplash", "entmax attention runs in PyTorch instead")
 
