@@ -78,7 +78,10 @@ def cache_costs(material: Material) -> tuple[dict[str, list[CacheCost]], list[st
         differences, reasons = text_differences(reference.texts(), candidate.texts(), confidence=CONFIDENCE)
         scores, unscored = score_differences(reference, candidate, confidence=CONFIDENCE)
         obstacles += [f"{quote_name(model.label)}: {reason}" for reason in reasons]
-        ordinary = [each.name for each in scores if each.context_length_tokens is None]
+        with_lengths = {each.group for each in scores if each.context_length_tokens is not None}
+        ordinary = [
+            each.name for each in scores if each.context_length_tokens is None and each.group not in with_lengths
+        ]
         obstacles += _left_out(model.label, unscored, ordinary)
         for group, of_group in grouped((each.group, each) for each in [*differences, *scores]).items():
             by_length = {each.context_length_tokens: each for each in of_group if each.context_length_tokens}

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from result_files import CURVES, model_record, ordinary_task, perplexity_task, reported, text_of, write_run
+from result_files import CURVES, model_record, ordinary_task, perplexity_task, reported, ruler_task, text_of, write_run
 
 from sbeval.errors import UserError
 from sbeval.policy import Rule
@@ -89,6 +89,16 @@ def test_scores_that_are_not_compared_are_named_with_the_reason(tmp_path):
     assert "arc_easy, acc, 0-shot\N{RIGHT DOUBLE QUOTATION MARK}: no context length" in remark.text
     assert "piqa, acc, 0-shot: not compared, because only 5 samples are shared" in remark.text
     assert "boolq, acc, 0-shot: not compared, because" in remark.text
+
+
+def test_ruler_is_compared_at_each_length_and_its_mean_over_lengths_is_not_named_as_left_out(tmp_path):
+    for name, cache, reach in (("full", None, 5000), ("four", RECORD, 1500)):
+        tasks = [ruler_task("sb_niah_single_1", reach, lengths=LENGTHS, repeats=9)]
+        write_run(tmp_path / name, model_record("rope", cache=cache), tasks)
+    (section,) = (each for each in reported(tmp_path).sections if each.identifier == "caches")
+    ((row,),) = (table.rows for table in section.tables)
+    assert [cell.verdict for cell in row.cells[3:6]][-1] == "worse"
+    assert not section.remarks
 
 
 def test_without_the_full_cache_there_is_a_sentence_and_no_comparison(tmp_path):
