@@ -25,7 +25,7 @@ from sbeval.model_adapters.open.tokenizer import warn_of_other_tokens
 from sbeval.rope_parameters import LENGTH_DEPENDENT, kind_of, rope_entries
 from sbeval.scoring.requests import TargetLogprobs, TargetSequence, TokenLogprobs, resolve_sequence
 
-# a child logger of lm-eval's, because lm-eval hides INFO lines of all other loggers
+# named below `lm_eval`, because lm-eval shows INFO lines of its own loggers only
 logger = logging.getLogger("lm_eval.sbeval.any_model")
 
 _TOKENS_A_CALL = 2**22  # as Python integers these take about 150 MB

@@ -18,7 +18,7 @@ from sbeval.errors import UserError, brief
 from sbeval.foreign_files import read_json_object
 
 logger = logging.getLogger(__name__)
-# a child logger of lm-eval's, because lm-eval hides INFO lines of all other loggers
+# named below `lm_eval`, because lm-eval shows INFO lines of its own loggers only
 format_logger = logging.getLogger("lm_eval.sbeval.checkpoints")
 
 _LEAST_SHARE_OF_EMBEDDINGS = 0.9  # a smaller vocabulary is suspicious: models pad the matrix by less than a tenth

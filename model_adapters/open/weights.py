@@ -14,7 +14,7 @@ from sbeval.model_adapters.prepare.replacing import temporary_attributes
 from sbeval.scoring.non_finite import non_finite_weights
 
 logger = logging.getLogger(__name__)
-# a child logger of lm-eval's, because lm-eval hides INFO lines of all other loggers
+# named below `lm_eval`, because lm-eval shows INFO lines of its own loggers only
 format_logger = logging.getLogger("lm_eval.sbeval.checkpoints")
 
 # arguments of `hf._create_model` that were used before the weights are loaded, or that work with every format

@@ -47,7 +47,7 @@ from sbeval.scoring.non_finite import NonFiniteError
 from sbeval.scoring.requests import TargetSequence
 from sbeval.scoring.rounding import least, rounded_anew
 
-# a child logger of lm-eval's, because lm-eval hides INFO lines of all other loggers
+# named below `lm_eval`, because lm-eval shows INFO lines of its own loggers only
 logger = logging.getLogger("lm_eval.sbeval.self_test")
 
 Scores = NDArray[np.float32]

@@ -30,7 +30,7 @@ from sbeval.model_adapters.self_test.through_cache import with_tested_cache
 from sbeval.model_adapters.session import Session
 from sbeval.processes import ranks
 
-# a child logger of lm-eval's, because lm-eval hides INFO lines of all other loggers
+# named below `lm_eval`, because lm-eval shows INFO lines of its own loggers only
 logger = logging.getLogger("lm_eval.sbeval.self_test")
 
 _VERSION = 6

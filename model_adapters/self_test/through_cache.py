@@ -31,7 +31,7 @@ from sbeval.scoring.rounding import least, rounded_anew
 from sbeval.scoring.scorer import TokenScorer
 from sbeval.scoring.through_cache import CacheScorer
 
-# a child logger of lm-eval's, because lm-eval hides INFO lines of all other loggers
+# named below `lm_eval`, because lm-eval shows INFO lines of its own loggers only
 logger = logging.getLogger("lm_eval.sbeval.self_test")
 
 FULL = "a full cache gives the scores of whole texts"

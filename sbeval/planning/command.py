@@ -193,7 +193,7 @@ def _scores_text(definition: Mapping[str, Any] | None) -> bool:
 
 
 def _has_scores(definition: Mapping[str, Any] | None) -> bool:
-    """Whether samples of a task can be scored 0 or 1, as those of lm-eval's own tasks can."""
+    """Returns True if each sample of a task may be right (1) or wrong (0); None is a task of lm-eval, which counts."""
     return definition is None or "ruler" in (definition.get("metadata") or {})
 
 

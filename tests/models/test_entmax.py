@@ -1,6 +1,8 @@
 """Entmax attention, SSMax, ASEntmax and NAPE against their definitions in fp64."""
 
 import importlib.util
+import sys
+import types
 from typing import Any
 
 import pytest
@@ -260,9 +262,7 @@ def test_adasplash_gives_the_definition_s_values(dtype: torch.dtype, length: int
         patch.setattr(blocks, "suits_adasplash", lambda *heads: False)
         in_pytorch = entmax_attention(q, k, v, scale=scale)
     error, error_in_pytorch = ((x.double() - exact).square().mean().sqrt() for x in (output, in_pytorch))
-    # the kernel rounds scaled queries
-    times = 2 if scale == 0.125 else 3
-    assert error <= max(times * error_in_pytorch, 1e-5)
+    assert error <= max(2 * error_in_pytorch, 1e-5)
 
 
 @pytest.mark.parametrize("length", [1, 64, 127])
@@ -277,6 +277,28 @@ def test_adasplash_is_not_used_for_texts_that_its_backward_pass_overruns(length:
         patch.setattr(kernel, "is_installed", lambda: True)
         q: Any = OnGpu()
         assert not kernel.suits_adasplash(q, q, q)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "scale", "dtype"), [(64, 0.125, "bf16"), (32, 32**-0.5, "bf16"), (64, 0.4, "fp32")]
+)
+def test_a_scale_rounds_no_query_before_adasplash_does(
+    head_dim: int, scale: float, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Tensor] = []
+
+    def sparse_attn(q: Tensor, k: Tensor, v: Tensor, **_: Any) -> Tensor:
+        seen.extend((q, k, v))
+        return q
+
+    module = types.SimpleNamespace(sparse_attn=sparse_attn)
+    monkeypatch.setitem(sys.modules, "adasplash.adasplash_v2", module)
+    q, k, v = (torch.randn(1, 2, 128, head_dim).bfloat16() for _ in range(3))
+    output = kernel.adasplash_attention(q, k, v, scale=scale)
+    assert output is not None
+    assert output.dtype == torch.bfloat16
+    assert {x.dtype for x in seen} == {torch.bfloat16 if dtype == "bf16" else torch.float32}
+    assert_close(seen[0].double(), q.double() * scale * head_dim**0.5, rtol=1e-6, atol=0)
 
 
 @needs_adasplash

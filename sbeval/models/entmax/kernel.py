@@ -1,9 +1,8 @@
 """adasplash's Triton kernel of causal entmax-1.5 attention (Gonçalves et al., arXiv 2502.12082 and 2604.15180).
 
 The package `adasplash` is optional: without it, or if its kernel fails, attention runs in PyTorch. Its kernel needs a
-GPU, has no bias, window or padding, and scales logits by head_dim ** -0.5. It rounds scaled queries to their dtype, so
-in bf16, unless the scale is a power of two, its error is 2 to 3 times that of PyTorch. Lengths are padded to a power of
-two, so that a process compiles and tunes it only once for each power.
+GPU, has no bias, window or padding, and scales logits by head_dim ** -0.5, after rounding scaled queries to their
+dtype. Lengths are padded to a power of two, so that a process compiles and tunes it only once for each power.
 
 Shape suffixes: B batch, H query heads, G key/value heads, L positions, D head_dim.
 """
@@ -11,6 +10,7 @@ Shape suffixes: B batch, H query heads, G key/value heads, L positions, D head_d
 import functools
 import importlib
 import importlib.util
+import math
 from typing import Any
 
 import torch
@@ -47,19 +47,25 @@ def suits_adasplash(q_BHQD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor) -> bool:
 def adasplash_attention(q_BHLD: Tensor, k_BGLD: Tensor, v_BGLD: Tensor, *, scale: float) -> Tensor | None:
     """Computes causal entmax-1.5 attention, [B, H, L, D]; returns None if the kernel fails now or has failed before.
 
-    `scale` is the factor of the logits. Differentiable.
+    `scale` is the factor of the logits. Differentiable. Unless `scale` is the kernel's own times a power of two, the
+    kernel runs in fp32, since scaling bf16 or fp16 queries would round them once more.
     """
     length = q_BHLD.shape[2]
     added = (1 << (length - 1).bit_length()) - length
     factor = scale * q_BHLD.shape[3] ** 0.5
+    power = 2.0 ** round(math.log2(factor)) if factor > 0 else math.nan
+    exact = math.isclose(factor, power)
+    dtype = q_BHLD.dtype if exact else torch.float32
 
     def run() -> Tensor:
         kernel: Any = importlib.import_module("adasplash.adasplash_v2").sparse_attn
-        q = q_BHLD if factor == 1 else q_BHLD * factor
+        q, k, v = (x.to(dtype) for x in (q_BHLD, k_BGLD, v_BGLD))
+        if factor != 1:
+            q = q * (power if exact else factor)
         # zeros after the text: causal attention never sees them
-        heads = (pad(x, (0, 0, 0, added)).contiguous() for x in (q, k_BGLD, v_BGLD))
-        lengths_B = torch.full(q_BHLD.shape[:1], length, dtype=torch.int32, device=q_BHLD.device) if added else None
+        heads = (pad(x, (0, 0, 0, added)).contiguous() for x in (q, k, v))
+        lengths_B = torch.full(q.shape[:1], length, dtype=torch.int32, device=q.device) if added else None
         output: Tensor = kernel(*heads, niter=REFINING_STEPS, varlen=lengths_B)
-        return output[:, :, :length]
+        return output[:, :, :length].to(q_BHLD.dtype)
 
     return _adasplash.attempt(run)
