@@ -52,7 +52,9 @@ def model_of(fields: dict[str, str]) -> Any:
     """Returns a model of one scheme with random weights."""
     torch.manual_seed(0)
     config = preset("350m", **fields, **({} if GPU else SMALL), training_length_tokens=1024)
-    return SbevalForCausalLM(config).to(DEVICE, torch.bfloat16).eval()
+    with DEVICE:  # random weights of 350M parameters take ten seconds on a CPU
+        model = SbevalForCausalLM(config)
+    return model.to(torch.bfloat16).eval()
 
 
 def attention_error(mixer: SoftmaxMixer) -> float:

@@ -105,8 +105,11 @@ BIASES = {"none": None, "alibi": AlibiBias(4), "nape": AlibiBias(4, nape_slopes(
     scheme=st.sampled_from(list(BIASES)),
     elements=st.sampled_from([1, 600, 4000, 1 << 20]),
     spread=st.sampled_from([0.2, 3.0]),
+    short_tokens=st.sampled_from([0, 256]),
 )
-def test_blocks_of_queries_equal_the_definition(queries, older, group, window, padded, scheme, elements, spread):
+def test_blocks_of_queries_equal_the_definition(
+    queries, older, group, window, padded, scheme, elements, spread, short_tokens
+):
     torch.manual_seed(0)
     keys, heads = queries + older, 4
     q, k, v = torch.randn(2, heads, queries, 8), *torch.randn(2, 2, heads // group, keys, 8)
@@ -116,6 +119,7 @@ def test_blocks_of_queries_equal_the_definition(queries, older, group, window, p
     slopes = None if bias is None else torch.tensor(bias.slopes, dtype=torch.float64)
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
         patch.setitem(blocks.BLOCK_ELEMENTS, "cpu", elements)
+        patch.setattr(blocks, "SHORT_TOKENS", short_tokens)
         options: dict[str, Any] = {"scale": 0.7, "sliding_window": window, "seq_start_B": start}
         output = entmax_attention(q, k, v, **options, bias=bias)
         expected = reference_attention(q.double(), k.double(), v.double(), **options, slope_H=slopes)
@@ -123,8 +127,12 @@ def test_blocks_of_queries_equal_the_definition(queries, older, group, window, p
 
 
 @pytest.mark.parametrize("scheme", list(BIASES))
-def test_gradients_through_blocks_are_those_of_the_definition(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("short_tokens", [0, 256])
+def test_gradients_through_blocks_are_those_of_the_definition(
+    scheme: str, short_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.manual_seed(0)
+    monkeypatch.setattr(blocks, "SHORT_TOKENS", short_tokens)
     bias = BIASES[scheme]
     slopes = None if bias is None else torch.tensor(bias.slopes, dtype=torch.float64)
     q, k, v = (torch.randn(2, heads, 16, 8, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2))
@@ -249,11 +257,22 @@ def test_packed_texts_have_the_logits_of_each_alone(variant: str) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    ("length", "group", "scale"), [(128, 1, 0.125), (1024, 2, 0.125), (1500, 1, 0.4), (9000, 1, 0.125)]
+    ("length", "group", "head_dim", "scale"),
+    [
+        (128, 1, 64, 0.125),
+        (1024, 2, 64, 0.125),
+        (1500, 1, 64, 0.4),
+        (9000, 1, 64, 0.125),
+        (700, 1, 32, 32**-0.5),
+        (700, 2, 128, 128**-0.5),
+    ],
 )
-def test_adasplash_gives_the_definition_s_values(dtype: torch.dtype, length: int, group: int, scale: float) -> None:
+def test_adasplash_gives_the_definition_s_values(
+    dtype: torch.dtype, length: int, group: int, head_dim: int, scale: float
+) -> None:
     torch.manual_seed(0)
-    q, k, v = (torch.randn(2, heads, length, 64, device="cuda").to(dtype) for heads in (4, 4 // group, 4 // group))
+    shapes = [(2, heads, length, head_dim) for heads in (4, 4 // group, 4 // group)]
+    q, k, v = (torch.randn(shape, device="cuda").to(dtype) for shape in shapes)
     assert kernel.suits_adasplash(q, k, v)
     output = kernel.adasplash_attention(q, k, v, scale=scale)
     assert output is not None

@@ -27,6 +27,8 @@ A GPU would idle with few rows.
 """
 TENSORS_OF_A_BLOCK = 4
 """Number of tensors, each as large as a block's logits, that exist at the peak of a block."""
+SHORT_TOKENS = 256
+"""Up to this many keys all heads are computed at once, since more launches would cost more than the skipped keys save."""
 _WEIGHT_RANGE = 2.0  # in logits: entmax-1.5 gives no weight to a key further below the largest
 _ROUNDING_MARGIN = 1.01
 
@@ -46,7 +48,7 @@ def entmax_attention(
 
     On a GPU, `adasplash` computes heads without a bias if it is installed; see the module `kernel`.
     """
-    if not isinstance(bias, AlibiBias):
+    if not isinstance(bias, AlibiBias) or k_BGKD.shape[2] <= SHORT_TOKENS:
         return _attend(q_BHQD, k_BGKD, v_BGKD, scale, sliding_window, seq_start_B, bias, position_ids_BQ)
     groups = k_BGKD.shape[1]
     members = q_BHQD.shape[1] // groups
