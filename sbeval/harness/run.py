@@ -32,6 +32,7 @@ from sbeval.harness.options import (
 from sbeval.keeping.writing import writing_to
 from sbeval.processes import ranks
 from sbeval.processes.ending import reporting_errors
+from sbeval.processes.garbage import collections_paused
 from sbeval.processes.next_step import print_next_step
 from sbeval.results.saving import saved_whole
 from sbeval.results.terminal import compact_table
@@ -55,8 +56,9 @@ def run(
     Raises:
         UserError: an option, the model or a task cannot be used.
     """
-    chosen = parse(arguments)
-    lm_eval_tasks_needed = check is None or check(run_options(vars(chosen)))
+    with collections_paused():
+        chosen = parse(arguments)
+        lm_eval_tasks_needed = check is None or check(run_options(vars(chosen)))
     say_sources(metadata_of(vars(chosen)))
     check_response_cache(vars(chosen).get("use_cache"))
     if find_finished is not None:
@@ -65,7 +67,9 @@ def run(
     output = vars(chosen).get("output_path")
     with contextlib.ExitStack() as stack:
         stack.enter_context(_compact_tables())
-        stack.enter_context(_machine_described_early())
+        with collections_paused():
+            stack.enter_context(_machine_described_early())  # imports torch
+        stack.enter_context(_model_imported_without_collections())
         if output and {os.environ.get(rank, "0") for rank in ("RANK", "LOCAL_RANK")} == {"0"}:
             chosen.output_path = stack.enter_context(saved_whole(output))
         if not lm_eval_tasks_needed:
@@ -156,6 +160,23 @@ def _compact_tables() -> Iterator[None]:
         yield
     finally:
         utils.make_table = original
+
+
+@contextlib.contextmanager
+def _model_imported_without_collections() -> Iterator[None]:
+    """Inside this context, lm-eval imports the class of a model while the garbage collector is paused."""
+    registry: Any = importlib.import_module("lm_eval.api.registry")
+    original = registry.get_model
+
+    def get_model(*args: Any, **kwargs: Any) -> Any:
+        with collections_paused():
+            return original(*args, **kwargs)
+
+    registry.get_model = get_model
+    try:
+        yield
+    finally:
+        registry.get_model = original
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ progress.
 - `ending`: the end of a command: an error as one sentence, a signal, a closed pipe
 - `progress`: one progress bar over all stages of a command
 - `next_step`: the last line of a command, which names the next command to run
+- `garbage`: pauses Python's garbage collector during imports, and switches it off for the exit
 
 Decisions:
 
