@@ -84,8 +84,9 @@ def check_tokenizer(model: Any, tokenizer: Any, *, folder: Path | None, saved_co
             "eos_token_id is %s in the model's config.json and %d in its tokenizer: check that they belong together",
             *(" or ".join(map(str, eos_ids)), end),
         )
-    trained_with_bos = str(config.model_type).startswith(_TRAINED_WITH_BOS) or _asks_for_bos(tokenizer.name_or_path)
-    if trained_with_bos and not adds_bos(tokenizer):
+    if not adds_bos(tokenizer) and (
+        str(config.model_type).startswith(_TRAINED_WITH_BOS) or _asks_for_bos(tokenizer.name_or_path)
+    ):
         logger.warning(
             "this model was trained with a BOS token before every text, and its tokenizer adds none: pass "
             "add_bos_token=True in --model_args, unless the texts begin with it",
