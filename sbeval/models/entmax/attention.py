@@ -27,7 +27,7 @@ A GPU would idle with few rows.
 """
 TENSORS_OF_A_BLOCK = 4
 """Number of tensors, each as large as a block's logits, that exist at the peak of a block."""
-SHORT_TOKENS = 256
+SHORT_TOKENS = 128
 """Up to this many keys, all heads are computed at once: more launches would cost more than the skipped keys save."""
 _WEIGHT_RANGE = 2.0  # in logits: entmax-1.5 gives no weight to a key further below the largest
 _ROUNDING_MARGIN = 1.01
