@@ -1,7 +1,8 @@
 """Judges whether a candidate model is worse than a reference model: by one number, and by all numbers that both have.
 
 A rule states the largest change for the worse that it allows. It passes if the whole confidence interval of the change
-is within this limit, and fails if the whole interval is beyond it. Otherwise there is not enough data. The function
+is within this limit, and fails if the whole interval is beyond it. Otherwise there is not enough data. A doubtful
+interval, of documents that differ much in size, never lets a rule pass. The function
 `compare` applies the rule that comes with sbeval (`sbeval/fail_if_worse.yaml`) to every number; `gate` applies the
 rules of a policy, which is a file of rules.
 
@@ -54,6 +55,7 @@ class Judged:
         high: upper end of this interval.
         allowed: largest change for the worse that the rule allows.
         reason: why there is no interval, or why it may cover less often than it claims; else empty.
+        doubtful: whether the interval covers the true change less often than it claims.
         comparable: False if the models cannot be compared in this number, however much data there is.
     """
 
@@ -64,17 +66,19 @@ class Judged:
     high: float = math.nan
     allowed: float
     reason: str = ""
+    doubtful: bool = False
     comparable: bool = True
 
     @property
     def verdict(self) -> Verdict:
         """Pass if the whole interval of the change is at most `allowed`, fail if the whole interval is above it.
 
-        Otherwise there is not enough data, or the models are not comparable.
+        Otherwise there is not enough data, or the models are not comparable. A doubtful interval may fail but not pass:
+        a gate that lets a worse model through costs more than one that asks for other documents.
         """
         if not self.comparable:
             return "not comparable"
-        if self.high <= self.allowed:
+        if self.high <= self.allowed and not self.doubtful:
             return "pass"
         return "fail" if self.low > self.allowed else "not enough data"
 
@@ -112,6 +116,7 @@ def judge(rule: "Rule", name: str, number: Difference | None, reason: str = "", 
         high=high,
         allowed=0.0 if number.unit == OCTAVES else most,
         reason=_FEW if few else f"doubtful: {_DOUBTFUL}" if doubtful else "",
+        doubtful=doubtful,
     )
 
 

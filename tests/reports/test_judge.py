@@ -188,6 +188,18 @@ def test_a_verdict_needs_the_whole_interval_on_one_side(low: float, high: float,
     assert Judged(rule=rule, name="x", low=low, high=high, allowed=0.1).verdict == verdict
 
 
+def test_documents_of_uneven_sizes_can_fail_a_rule_and_never_pass_it(tmp_path: Path) -> None:
+    rule = Rule(task=TEXT, length=4096, largest_change=1.0)
+    even, uneven = write(tmp_path / "even"), write(tmp_path / "uneven", size_log_deviation=1.6)
+    (passed,) = gate([rule], even, even).judged
+    assert passed.verdict == "pass"
+    (doubtful,) = gate([rule], uneven, uneven).judged
+    assert (doubtful.high, doubtful.verdict) == (0.0, "not enough data")
+    assert "differ much in size" in doubtful.text
+    (failed,) = gate([rule], uneven, write(tmp_path / "worse", 9.0, size_log_deviation=1.6)).judged
+    assert (failed.verdict, failed.doubtful) == ("fail", True)
+
+
 def test_a_number_whose_better_direction_is_unknown_gets_no_verdict() -> None:
     number = Difference(group="x", unit="score", count=99, estimate=0.5, low=0.4, high=0.6, higher_is_better=None)
     verdict = judge(Rule(task="x", largest_change=1.0), "x", number)
