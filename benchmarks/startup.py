@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from sbeval.commands import install_plugin
-from sbeval.processes.garbage import exit_without_collections
+from sbeval.processes.garbage import skip_collections_at_exit
 
 RESAMPLES = 2000
 PIECE_BYTES = 2**20
@@ -200,7 +200,7 @@ def one_start(arguments: str, file: str) -> None:
         compiled["Triton: kernels"] += not cache_hit
         compiled["Triton: seconds"] += 0 if cache_hit else times.total / 1e6
 
-    exit_without_collections()  # as `sbeval` does
+    skip_collections_at_exit()  # as `sbeval` does
     cli = importlib.import_module("sbeval.commands.cli")
     cli.check_run = functools.partial(import_all, cli.check_run)
     cli.run(shlex.split(arguments))

@@ -67,7 +67,7 @@ def test_an_error_switches_the_collector_on_again() -> None:
 
 def test_at_exit_functions_run_and_temporary_folders_are_removed_but_no_cycle_is_looked_for() -> None:
     body = """
-garbage.exit_without_collections()
+garbage.skip_collections_at_exit()
 import tempfile
 folder = tempfile.TemporaryDirectory()
 print(folder.name)
@@ -77,4 +77,4 @@ Loud("a cycle")
     folder, *lines = run_code(CYCLE + body)
     assert lines == ["registered"]
     assert not Path(folder).exists()
-    assert run_code(CYCLE + body.replace("garbage.exit_without_collections()", ""))[1:] == ["registered", "a cycle"]
+    assert run_code(CYCLE + body.replace("garbage.skip_collections_at_exit()", ""))[1:] == ["registered", "a cycle"]
