@@ -24,10 +24,12 @@ def skip_collections_at_exit() -> None:
 
 @contextlib.contextmanager
 def collections_paused() -> Iterator[None]:
-    """Inside this context, Python looks for no reference cycles; objects without references are freed as always.
+    """Inside this context, the garbage collector is paused; objects without references are freed as always.
 
-    If modules were imported, later collections leave out all objects that exist at the end of the context. So only a
-    command's own process may use it, before it loads a model.
+    If modules were imported, later collections leave out all objects that exist at the end of the context. Garbage in
+    reference cycles, such as an earlier model, then stays in memory until the process ends. So use it before a model is
+    loaded. In a process that evaluates several times, such as a benchmark, later runs leave objects out only if they
+    import more modules.
     """
     was_enabled, modules = gc.isenabled(), len(sys.modules)
     gc.disable()
