@@ -36,6 +36,7 @@ from sbeval.model_adapters.open.tokenizer import (
     added_to_texts,
     check_tokenizer,
     fit_tokenizer,
+    is_as_saved,
     log_added_tokens,
     prefix_token_id,
     thinking_end,
@@ -149,7 +150,8 @@ class OpeningLM(HFLM):  # type: ignore[misc]
         fit_tokenizer(self.model, self.tokenizer)
         folder = Path(source) if source is not None else None
         saved_config = self._opening.detected_format[1] if folder is not None and folder.is_dir() else {}
-        check_tokenizer(self.model, self.tokenizer, folder=folder, saved_config=saved_config)
+        as_saved = is_as_saved(self._opening.arguments)
+        check_tokenizer(self.model, self.tokenizer, folder=folder, saved_config=saved_config, as_saved=as_saved)
         warn_of_weights(self.model)
         check_generation(self.model.generation_config, self.model.get_input_embeddings().weight.shape[0])
 
