@@ -1,12 +1,12 @@
 """Entry point of the command `sbeval`, and of `python -m sbeval`, which launchers such as `accelerate launch` need."""
 
 from sbeval.processes.ending import reporting_errors
-from sbeval.processes.garbage import exit_without_collections
+from sbeval.processes.garbage import skip_collections_at_exit
 
 
 def main() -> None:
     """Runs the command; its signal handlers are installed before its imports begin."""
-    exit_without_collections()
+    skip_collections_at_exit()
     with reporting_errors():
         from sbeval.commands.cli import app  # imported inside the context, since a signal may arrive meanwhile
 

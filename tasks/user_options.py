@@ -101,7 +101,7 @@ def check_options(tasks: Iterable[str], metadata: Mapping[str, Any], model_args:
     for place, options in [("", metadata), *metadata.items()]:
         if isinstance(options, Mapping) and (not place or place.startswith(PREFIX)):
             _check_shared(place, options)
-    definitions = {name: definition for name, definition in expand_names(tasks) if definition and "class" in definition}
+    definitions = _packaged_only(expand_names(tasks))
     for name, definition in definitions.items():
         kind = task_class(definition["class"]).options_class
         kind.check_shared_keys(model_args, task=name, source="--model_args")
@@ -129,9 +129,9 @@ def check_keys(tasks: Iterable[str], keys: Iterable[str]) -> None:
     definitions = dict(expand_names(tasks))
     if not unprefixed or None in definitions.values():
         return
-    # the run's own tasks usually know every key, and importing the others takes 0.2 seconds
-    own_classes = {definition["class"] for definition in definitions.values() if definition and "class" in definition}
-    read = {field for path in own_classes for field in task_class(path).options_class.model_fields}
+    # the run's tasks usually read every key, and importing the other tasks takes 0.2 seconds
+    run_classes = {definition["class"] for definition in _packaged_only(definitions.items()).values()}
+    read = {field for path in run_classes for field in task_class(path).options_class.model_fields}
     if read.issuperset(unprefixed):
         return
     known = {field for kind in options_classes() for field in kind.model_fields}
@@ -153,6 +153,11 @@ def task_options(name: str, definition: Mapping[str, Any], metadata: Mapping[str
         except UserError as error:
             raise UserError(f"{name}: {error}") from error
     return options
+
+
+def _packaged_only(definitions: Iterable[tuple[str, Mapping[str, Any] | None]]) -> dict[str, Mapping[str, Any]]:
+    """Returns the definitions of packaged tasks by name; a task of lm-eval has None as its definition."""
+    return {name: definition for name, definition in definitions if definition and "class" in definition}
 
 
 def _check_shared(place: str, options: Mapping[str, Any]) -> None:

@@ -36,6 +36,7 @@ from sbeval.model_adapters.open.tokenizer import (
     added_to_texts,
     check_tokenizer,
     fit_tokenizer,
+    is_as_saved,
     log_added_tokens,
     prefix_token_id,
     thinking_end,
@@ -49,6 +50,7 @@ from sbeval.model_adapters.open.weights import (
 )
 from sbeval.model_adapters.options import AdapterOptions
 from sbeval.processes import ranks
+from sbeval.processes.triton_hash import hash_triton_early
 from sbeval.scoring.non_finite import record_nulls
 
 _OF_CAUSAL_MODELS = ("non_finite", "extrapolation", "cache", "thinking_tokens", "template_suffix")
@@ -149,7 +151,8 @@ class OpeningLM(HFLM):  # type: ignore[misc]
         fit_tokenizer(self.model, self.tokenizer)
         folder = Path(source) if source is not None else None
         saved_config = self._opening.detected_format[1] if folder is not None and folder.is_dir() else {}
-        check_tokenizer(self.model, self.tokenizer, folder=folder, saved_config=saved_config)
+        as_saved = is_as_saved(self._opening.arguments)
+        check_tokenizer(self.model, self.tokenizer, folder=folder, saved_config=saved_config, as_saved=as_saved)
         warn_of_weights(self.model)
         check_generation(self.model.generation_config, self.model.get_input_embeddings().weight.shape[0])
 
@@ -183,6 +186,8 @@ class OpeningLM(HFLM):  # type: ignore[misc]
     def _get_backend(self, config: Any, backend: Any = "default", **kwargs: Any) -> None:
         causal = self._opening.detected_format[0] is not None or getattr(config, "model_type", None) == "sbeval"
         super()._get_backend(config, backend="causal" if causal and backend == "default" else backend, **kwargs)
+        if self.backend == "causal":  # `prepare` and `self_test` run Triton's kernels on a GPU
+            hash_triton_early(self.device.type)
 
     def _create_tokenizer(self, pretrained: Any, tokenizer: Any, **kwargs: Any) -> None:
         argument = "tokenizer" if tokenizer else "pretrained"

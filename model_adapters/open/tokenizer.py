@@ -56,7 +56,15 @@ def fit_tokenizer(model: nn.Module, tokenizer: Any) -> None:
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(end if end is not None and end < entries else 0)
 
 
-def check_tokenizer(model: Any, tokenizer: Any, *, folder: Path | None, saved_config: Mapping[str, Any]) -> None:
+def is_as_saved(arguments: Mapping[str, Any]) -> bool:
+    """Whether `hf` loads the tokenizer of a checkpoint's own folder with these arguments, with its saved settings."""
+    names = ("add_bos_token", "gguf_file", "subfolder", "tokenizer")
+    return all(arguments.get(name) in (None, "") for name in names)
+
+
+def check_tokenizer(
+    model: Any, tokenizer: Any, *, folder: Path | None, saved_config: Mapping[str, Any], as_saved: bool
+) -> None:
     """Warns of signs that a loaded model was trained with another tokenizer.
 
     Args:
@@ -64,6 +72,7 @@ def check_tokenizer(model: Any, tokenizer: Any, *, folder: Path | None, saved_co
         tokenizer: the loaded tokenizer.
         folder: the checkpoint's folder, None for a model in memory.
         saved_config: the contents of its `config.json`, empty if there is none.
+        as_saved: whether the tokenizer is the checkpoint's own with its saved settings, see `is_as_saved`.
 
     Raises:
         UserError: the training record in the folder names another tokenizer than the one in the folder.
@@ -85,14 +94,14 @@ def check_tokenizer(model: Any, tokenizer: Any, *, folder: Path | None, saved_co
             *(" or ".join(map(str, eos_ids)), end),
         )
     if not adds_bos(tokenizer) and (
-        str(config.model_type).startswith(_TRAINED_WITH_BOS) or _asks_for_bos(tokenizer.name_or_path)
+        str(config.model_type).startswith(_TRAINED_WITH_BOS) or _asks_for_bos(tokenizer.name_or_path, as_saved=as_saved)
     ):
         logger.warning(
             "this model was trained with a BOS token before every text, and its tokenizer adds none: pass "
             "add_bos_token=True in --model_args, unless the texts begin with it",
         )
     if folder is not None:
-        _check_recorded_tokenizer(folder)
+        _check_recorded_tokenizer(folder, tokenizer if as_saved else None)
 
 
 def warn_of_other_tokens(tokenizer: Any, keys: Iterable[str]) -> None:
@@ -187,19 +196,26 @@ def _usual_thinking_end(tokenizer: Any) -> str:
     )
 
 
-def _asks_for_bos(name: str) -> bool:
-    """Whether a saved tokenizer adds BOS to a text; `add_bos_token` in its files decides, whatever its class does."""
+def _asks_for_bos(name: str, *, as_saved: bool) -> bool:
+    """Whether a saved tokenizer adds BOS to a text, although the loaded one adds none.
+
+    `add_bos_token` in its files decides, whatever its class does. Without this setting the saved tokenizer is loaded,
+    unless the loaded one is `as_saved`.
+    """
     with contextlib.suppress(OSError, ValueError):
         setting = get_tokenizer_config(name, local_files_only=True).get("add_bos_token")
-        return adds_bos(load_tokenizer(name, local_files_only=True)) if setting is None else setting is True
+        if setting is not None:
+            return setting is True
+        return not as_saved and adds_bos(load_tokenizer(name, local_files_only=True))
     return False
 
 
-def _check_recorded_tokenizer(folder: Path) -> None:
+def _check_recorded_tokenizer(folder: Path, loaded: Any) -> None:
     """Compares the hash of the tokenizer in a checkpoint's folder with the hash that `sbeval train` recorded.
 
     Versions of the package tokenizers may write the same tokenizer differently, so hashes are compared only if the
-    versions are equal.
+    versions are equal. The tokenizer in the folder is loaded only if it is not `loaded` yet, or if a padding token that
+    was added to `loaded` changed its hash.
 
     Raises:
         UserError: the hashes differ.
@@ -210,6 +226,8 @@ def _check_recorded_tokenizer(folder: Path) -> None:
     except (UserError, KeyError, TypeError):
         return
     if version != importlib.metadata.version("tokenizers"):
+        return
+    if loaded is not None and tokenizer_sha256(loaded) == recorded:
         return
     if recorded != (present := tokenizer_sha256(load_tokenizer(folder))):
         raise UserError(

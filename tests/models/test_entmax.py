@@ -126,6 +126,32 @@ def test_blocks_of_queries_equal_the_definition(
     assert_close(output.double(), expected, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("scheme", ["alibi", "nape"])
+@pytest.mark.parametrize("longer", [0, 1])
+def test_the_longest_short_text_and_the_next_longer_one_equal_the_definition(
+    scheme: str, longer: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    tokens = blocks.SHORT_TOKENS + longer
+    double = [torch.randn(2, heads, tokens, 8, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2)]
+    single = [x.detach().float().requires_grad_() for x in double]
+    head_counts: set[int] = set()
+    monkeypatch.setattr(blocks, "entmax15", lambda logits: head_counts.add(logits.shape[1]) or entmax15(logits))
+    bias = AlibiBias(4) if scheme == "alibi" else AlibiBias(4, nape_slopes(4))
+    output = entmax_attention(*single, scale=0.7, bias=bias)
+    exact = reference_attention(*double, scale=0.7, slope_H=torch.tensor(bias.slopes, dtype=torch.float64))
+    if longer:
+        assert head_counts == ({1} if scheme == "alibi" else {1, 2})  # NAPE's heads without a slope share one call
+    else:
+        assert head_counts == {4}
+    assert_close(output.double(), exact, rtol=1e-4, atol=1e-5)
+    gradient = torch.randn_like(exact)
+    gradients = torch.autograd.grad(output, single, gradient.float())
+    exact_gradients = torch.autograd.grad(exact, double, gradient)
+    for computed, expected in zip(gradients, exact_gradients, strict=True):
+        assert_close(computed.double(), expected, rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.parametrize("scheme", list(BIASES))
 @pytest.mark.parametrize("short_tokens", [0, 128])
 def test_gradients_through_blocks_are_those_of_the_definition(

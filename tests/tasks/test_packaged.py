@@ -51,6 +51,28 @@ def test_options_are_checked_without_torch() -> None:
     assert run_code(f"{code}print({{'torch', 'transformers'}} & {{*sys.modules}})") == ["set()"]
 
 
+def test_keys_that_a_run_s_tasks_read_are_checked_without_importing_other_tasks() -> None:
+    code = """
+import sys
+from sbeval.errors import UserError
+from sbeval.tasks.user_options import TASK_CLASSES, check_keys
+modules = {path.rpartition(".")[0] for path in TASK_CLASSES}
+print(*modules & {*sys.modules})
+check_keys(["sb_copy", "sb_copy_phrase"], ["context_lengths", "num_samples"])
+print(*sorted(modules & {*sys.modules}))
+try:
+    check_keys(["sb_copy"], ["context_lenghts"])
+except UserError as error:
+    print(error)
+print(modules <= {*sys.modules})
+"""
+    before, after, error, all_imported = run_code(code)
+    assert before == ""
+    assert after == "sbeval.tasks.recall.copying"
+    assert "context_lenghts" in error
+    assert all_imported == "True"
+
+
 def test_only_the_base_derives_from_lm_eval_s_own_class() -> None:
     for name in modules():
         if layer(name) == "tasks":

@@ -156,3 +156,48 @@ def test_a_tokenizer_that_says_it_adds_bos_and_does_not_is_noticed(
     assert said(caplog) == ""
     assert load_lm(folder).tokenizer("a")["input_ids"][0] != 0
     assert MISSING in said(caplog)
+
+
+@pytest.fixture
+def loaded_tokenizers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The folder of each tokenizer that a test loads, in order."""
+    folders: list[str] = []
+    load = transformers.AutoTokenizer.from_pretrained
+
+    def from_pretrained(folder: Any, *args: Any, **options: Any) -> Any:
+        folders.append(str(folder))
+        return load(folder, *args, **options)
+
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", from_pretrained)
+    return folders
+
+
+@pytest.mark.parametrize("adds_bos", [False, True])
+@pytest.mark.parametrize("is_recorded", [False, True], ids=["no record", "a record"])
+def test_a_checkpoint_s_tokenizer_is_loaded_once(
+    adds_bos: bool, is_recorded: bool, checkpoint: Checkpoints, tmp_path: Path, loaded_tokenizers: list[str]
+) -> None:
+    folder = shutil.copytree(checkpoint("rope", adds_bos=adds_bos), tmp_path / "model")
+    if is_recorded:
+        sha256 = tokenizer_sha256(load_tokenizer(folder))
+        record = {"tokenizer_sha256": sha256, "versions": {"tokenizers": tokenizers.__version__}}
+        (folder / "training_record.json").write_text(json.dumps(record))
+    loaded_tokenizers.clear()
+    load_lm(folder)
+    assert loaded_tokenizers == [str(folder)]
+
+
+def test_a_tokenizer_with_another_setting_than_the_saved_one_is_compared_with_it(
+    checkpoint: Checkpoints, loaded_tokenizers: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = str(checkpoint("rope", adds_bos=True))
+    load_lm(folder, add_bos_token=False)
+    assert loaded_tokenizers == [folder, folder]
+    assert MISSING in said(caplog)
+
+
+def test_a_rewritten_tokenizer_is_loaded_again(checkpoint: Checkpoints, tmp_path: Path) -> None:
+    folder = shutil.copytree(checkpoint("rope"), tmp_path / "model")
+    first_tokens = load_lm(folder).tokenizer("a")["input_ids"]
+    tiny_tokenizer(adds_bos=True).save_pretrained(folder)
+    assert load_lm(folder).tokenizer("a")["input_ids"] == [0, *first_tokens]
