@@ -6,8 +6,9 @@ Models of the paper's 350M size (bf16, random weights) that differ in attention 
 without the head, in turns with RoPE. Memory is the peak above the weights. A decode step adds one token to a text of as
 many tokens: with a cache that grows, as transformers has it, and, where a scheme allows it, in a slot of fixed size as
 a CUDA graph. A scheme whose attention of 2,048 tokens differs from fp64 by two percent gets no times.
-`kernel` says what computes it; ALiBi's heads always run in PyTorch. adasplash tunes its kernels for each length, which
-`ADASPLASH_TEST_FAST_AUTOTUNE=1` shortens. Without a GPU all is small, and says only that it runs.
+`kernel` is the name in the run's record. ALiBi's heads are computed apart from it: in compiled FlexAttention for
+softmax, in PyTorch for entmax. adasplash tunes its kernels for each length, which `ADASPLASH_TEST_FAST_AUTOTUNE=1`
+shortens. Without a GPU all is small, and says only that it runs.
 """
 
 import argparse
@@ -149,7 +150,11 @@ def measure(lengths: list[int], names: list[str], milliseconds: float) -> None:
             if errors.get(name, 0.0) > LARGEST_ERROR:
                 print(f"| {name} | {kernel} | {error} | {length:,} | wrong | | | | |", flush=True)
                 continue
-            windows = {each: functools.partial(window, models[each], ids) for each in {base, name} & {*names}}
+            windows = {
+                each: functools.partial(window, models[each], ids)
+                for each in dict.fromkeys((base, name))
+                if each in names
+            }
             times = interleaved(windows, milliseconds=milliseconds)
             share = f"{times[name][1] / times[base][1]:.2f}x" if base in times else ""
             memory = peak_bytes(windows[name]) / 2**30
