@@ -143,8 +143,8 @@ def pool_seeds(results: Results, labels: Mapping[str, str] | None = None) -> Res
 def seed_groups(models: Sequence[EvaluatedModel]) -> dict[str, list[EvaluatedModel]]:
     """Returns name of a group to its models: two or more that differ only in their training seed.
 
-    Training recipe and seed are read from the model records. If a record has none, they are read from a model name such
-    as `model-seed1`.
+    Training recipe and seed are read from the model records. The recipe may name its seed, as `recipe-seed1` does. If a
+    record has no recipe or seed, they are read from a model name such as `model-seed1`.
     """
     by_recipe: dict[tuple[object, ...], list[tuple[object, EvaluatedModel]]] = defaultdict(list)
     for model in models:
@@ -157,6 +157,8 @@ def seed_groups(models: Sequence[EvaluatedModel]) -> dict[str, list[EvaluatedMod
                 continue
             name = match["name"]
             seed = int(match["seed"])
+        elif (match := _NUMBERED.fullmatch(name)) and int(match["seed"]) == seed:
+            name = match["name"]
         by_recipe[(name, *describe_facts(model), record.parameters, record.format)].append((seed, model))
     groups: dict[str, list[EvaluatedModel]] = {}
     for key, members in by_recipe.items():

@@ -80,6 +80,13 @@ def test_names_tell_seeds_where_checkpoints_keep_none(tmp_path: Path) -> None:
     assert [model.label for model in pool_seeds(load_results([tmp_path])).models] == ["base"]
 
 
+def test_recipes_that_name_their_seed_are_one_recipe(tmp_path: Path) -> None:
+    for seed, name in enumerate(["rope", "rope_seed1", "rope_seed3"]):
+        write_seed(tmp_path, seed, recipe=name)
+    # the recipe called seed3 was trained with seed 2, so its name is not that of its seed
+    assert [model.seeds for model in pool_seeds(load_results([tmp_path])).models] == [2, 1]
+
+
 @pytest.mark.parametrize("change", [{"sliding_window": 512}, {"training_length_tokens": 2048}, {"parameters": 9}])
 def test_checkpoints_that_differ_in_more_than_the_seed_stay_apart(tmp_path: Path, change: dict[str, int]) -> None:
     write_seed(tmp_path, 0)
