@@ -178,4 +178,5 @@ def listed(sentences: Sequence[str]) -> str:
 
 def first_listed(sentences: Sequence[str]) -> str:
     """Joins clauses, one for each line of a figure, to a sentence: the first four, and the number of the others."""
-    return "; ".join(sentences[:4]) + (f"; {len(sentences) - 4} more lines." if len(sentences) > 4 else ".")
+    others = len(sentences) - 4
+    return "; ".join([*sentences[:4], *([f"{others} more line{'s' * (others > 1)}"] if others > 0 else [])]) + "."
