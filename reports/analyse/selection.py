@@ -31,7 +31,8 @@ _IDENTITY = [*NUMBER_KEYS, "family", "corpus", "tokenizer_sha256", "targets_sha2
 def restrict(results: Results, only: Iterable[str]) -> Results:
     """Keeps only the models and tasks whose names match patterns such as `demo-*`.
 
-    Patterns that match model names restrict the models, and patterns that match task names restrict the tasks.
+    Patterns that match model names restrict the models, and patterns that match task names restrict the tasks. Without
+    a pattern for models, those with results of the tasks are kept.
 
     Raises:
         UserError: a pattern matches neither a model nor a task.
@@ -48,7 +49,10 @@ def restrict(results: Results, only: Iterable[str]) -> Results:
             raise UserError(f"{pattern!r} matches no model and no task: {names}.")
         selected_labels += matching_labels
         selected_tasks += matching_tasks
-    shown_labels, shown_tasks = set(selected_labels or labels), set(selected_tasks or tasks)
+    shown_tasks = set(selected_tasks or tasks)
+    if selected_tasks and not selected_labels:
+        selected_labels = list(_labels_with(results, shown_tasks))
+    shown_labels = set(selected_labels or labels)
     models = [
         dataclasses.replace(model, parent=model.parent if model.parent in shown_labels else None)
         for model in results.models
@@ -60,6 +64,16 @@ def restrict(results: Results, only: Iterable[str]) -> Results:
         measurements=restricted(results.measurements, shown_labels, shown_tasks),
         by_reader={reader: restricted(rows, shown_labels, shown_tasks) for reader, rows in results.by_reader.items()},
     )
+
+
+def _labels_with(results: Results, tasks: set[str]) -> set[str]:
+    labels = set(results.measurements.loc[results.measurements["task"].isin(tasks), "setting"])
+    for data in results.by_reader.values():
+        if isinstance(data, pd.DataFrame):
+            labels |= set(data.loc[data["task"].isin(tasks), "setting"])
+        else:
+            labels |= {key[0] for key in data if key[1] in tasks}
+    return labels
 
 
 def _matches(pattern: str, *names: str) -> bool:

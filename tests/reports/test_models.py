@@ -201,6 +201,8 @@ def test_only_keeps_the_models_and_tasks_named_and_the_baseline_is_rope_unless_n
     assert labels(restrict(two, ["sb_stdlib_stream"])) == ["demo-sb", "demo-rope"]
     with pytest.raises(UserError, match="demo-sb, demo-rope"):
         restrict(two, ["nothing"])
+    write_run(tmp_path / "c", model_record("alibi"), [ordinary_task("hellaswag", "acc_norm", 0.5)])
+    assert labels(restrict(load_results([tmp_path]), ["hellaswag"])) == ["demo-alibi"]
     assert choose_baseline(two.models, None) == "demo-rope"
     assert choose_baseline(two.models, "demo-sb") == "demo-sb"
     with pytest.raises(UserError, match="'other'"):
