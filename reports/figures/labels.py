@@ -192,14 +192,19 @@ def level_lines(levels: Mapping[float, str], y: Row) -> list[Row]:
     """Returns layers with a horizontal line at each y value in `levels`, and its label unless that is empty."""
     if not levels:
         return []
-    # the label of the highest line is below it, to stay in the plot; others are above, away from the x axis' labels
-    rows = [{"y": value, "text": text, "above": value < max(levels)} for value, text in levels.items()]
-    baseline, dy = {"expr": "datum.above ? 'bottom' : 'top'"}, {"expr": "datum.above ? -4 : 4"}
-    text = {"type": "text", "style": "mark-text", "align": "left", "baseline": baseline, "dx": 4, "dy": dy}
+    # lines start together near the highest level, so its label is at the right end of the plot, the others' at the left
+    rows = [{"y": value, "text": text, "right": value == max(levels)} for value, text in levels.items()]
     rule = {"data": {"values": rows}, "mark": {"type": "rule", "style": "zero-line"}, "encoding": {"y": y}}
-    worded = [row for row in rows if row["text"]]
-    encoding = {"x": {"value": 0}, "y": y, "text": {"field": "text"}}
-    return [rule, {"data": {"values": worded}, "mark": text, "encoding": encoding}] if worded else [rule]
+    texts = [
+        {
+            "data": {"values": worded},
+            "mark": {"type": "text", "style": "mark-text", "align": align, "baseline": "bottom", "dx": dx, "dy": -4},
+            "encoding": {"x": {"value": place}, "y": y, "text": {"field": "text"}},
+        }
+        for right, align, dx, place in ((False, "left", 4, 0), (True, "right", 0, "width"))
+        if (worded := [row for row in rows if row["text"] and row["right"] == right])
+    ]
+    return [rule, *texts]
 
 
 def line_names(ends: Sequence[Row], x: Row, y: Row, color: Row) -> list[Row]:
