@@ -3,7 +3,7 @@
 A rule names a task and the largest change for the worse that it allows. There are three verdicts. A rule passes if the
 whole confidence interval of the change is within the allowed range, and fails if the whole interval is beyond it.
 Otherwise the verdict is that there is not enough data. If documents differ so much in size that the interval is
-doubtful, the rule does not pass.
+doubtful, a rule can fail but not pass.
 
 The intervals of all rules cover their true changes at once in 95 % of cases: they are simultaneous over the rules of
 one task, and tasks are combined by Bonferroni's inequality. The probability that any verdict of a policy is wrong is
@@ -255,7 +255,8 @@ def judge_command(
     print(comparison.text())
     if fail_if_worse:
         failed = [judged.text for judged in comparison.verdicts if judged.verdict == "fail"]
-        print("\n".join(["", *failed]) if failed else "\nnothing is worse beyond what is allowed")
+        doubt = ", but bands are doubtful, see above" if comparison.doubtful else ""
+        print("\n".join(["", *failed]) if failed else f"\nnothing is worse beyond what is allowed{doubt}")
     if fail_if_worse and not comparison.can_be_judged:
         raise UserError(
             "--fail-if-worse needs at least 20 documents or samples, and these results have fewer: evaluate more text."

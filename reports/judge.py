@@ -1,10 +1,10 @@
 """Judges whether a candidate model is worse than a reference model: by one number, and by all numbers that both have.
 
 A rule states the largest change for the worse that it allows. It passes if the whole confidence interval of the change
-is within this limit, and fails if the whole interval is beyond it. Otherwise there is not enough data. A doubtful
-interval, of documents that differ much in size, never lets a rule pass. The function
-`compare` applies the rule that comes with sbeval (`sbeval/fail_if_worse.yaml`) to every number; `gate` applies the
-rules of a policy, which is a file of rules.
+is within this limit, and fails if the whole interval is beyond it. Otherwise there is not enough data. If documents
+differ so much in size that the interval is doubtful, a rule can fail but not pass. The function `compare` applies the
+rule that comes with sbeval (`sbeval/fail_if_worse.yaml`) to every number; `gate` applies the rules of a policy, which
+is a file of rules.
 
 The limit is above zero because models differ measurably even if nothing is wrong: of checkpoints that differ only in
 their training seed, ten of twelve ordered pairs do. If NLL of the reference itself rises beyond its training length,
@@ -39,7 +39,10 @@ logger = logging.getLogger(__name__)
 BEYOND = "mean change beyond the training length"
 OVER_OCTAVES = "mean over octaves"
 _FEW = f"intervals need {MINIMUM_CLUSTERS} documents or samples that both models share"
-_DOUBTFUL = f"the documents differ much in size, so 95% bands cover {UNEVEN_COVERAGE} in simulations"
+_DOUBTFUL = (
+    f"the documents differ much in size, so 95% bands cover {UNEVEN_COVERAGE} in simulations; score documents"
+    " of similar sizes"
+)
 Verdict = Literal["pass", "fail", "not enough data", "not comparable"]
 
 
@@ -163,6 +166,11 @@ class Comparison:
     def can_be_judged(self) -> bool:
         """Whether any difference has a confidence interval. Without one no change can be judged."""
         return not all(math.isnan(number.low) for number in (*self.lengths, *self.scores))
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether any difference has a doubtful interval, so that a rule could fail by it but not pass."""
+        return any(number.doubtful for number in self.lengths)
 
     @property
     def worse(self) -> bool:

@@ -50,7 +50,6 @@ from sbeval.model_adapters.open.weights import (
 )
 from sbeval.model_adapters.options import AdapterOptions
 from sbeval.processes import ranks
-from sbeval.processes.triton_hash import hash_triton_early
 from sbeval.scoring.non_finite import record_nulls
 
 _OF_CAUSAL_MODELS = ("non_finite", "extrapolation", "cache", "thinking_tokens", "template_suffix")
@@ -186,8 +185,6 @@ class OpeningLM(HFLM):  # type: ignore[misc]
     def _get_backend(self, config: Any, backend: Any = "default", **kwargs: Any) -> None:
         causal = self._opening.detected_format[0] is not None or getattr(config, "model_type", None) == "sbeval"
         super()._get_backend(config, backend="causal" if causal and backend == "default" else backend, **kwargs)
-        if self.backend == "causal":  # `prepare` and `self_test` run Triton's kernels on a GPU
-            hash_triton_early(self.device.type)
 
     def _create_tokenizer(self, pretrained: Any, tokenizer: Any, **kwargs: Any) -> None:
         argument = "tokenizer" if tokenizer else "pretrained"

@@ -58,8 +58,13 @@ def fit_tokenizer(model: nn.Module, tokenizer: Any) -> None:
 
 def is_as_saved(arguments: Mapping[str, Any]) -> bool:
     """Whether `hf` loads the tokenizer of a checkpoint's own folder with these arguments, with its saved settings."""
-    names = ("add_bos_token", "gguf_file", "subfolder", "tokenizer")
-    return all(arguments.get(name) in (None, "") for name in names)
+    saved = ("add_bos_token", "gguf_file", "subfolder", "tokenizer")
+    return (
+        all(arguments.get(name) in (None, "") for name in saved)
+        and arguments.get("revision") in (None, "", "main")
+        and arguments.get("use_fast_tokenizer") is not False
+        and not arguments.get("trust_remote_code")
+    )
 
 
 def check_tokenizer(

@@ -9,7 +9,7 @@ the mean is over the seeds that ran it. A context length that one of these seeds
 
 import dataclasses
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
@@ -17,14 +17,14 @@ import numpy as np
 import pandas as pd
 
 from sbeval.errors import UserError
-from sbeval.reports.read.fields import display_name, length_text, unique_name
+from sbeval.reports.read.fields import display_name, length_text, name_list, unique_name
 from sbeval.reports.read.files import Notes
 from sbeval.reports.read.models import EvaluatedModel, describe_facts, group_models
 from sbeval.reports.read.results import NUMBER_KEYS, Results, records, restricted
 from sbeval.results.records import IDENTICAL_TARGETS
 
 SEED_COLUMNS = ["seeds", "seed_low", "seed_high"]
-_NUMBERED = re.compile(r"(?P<name>.+?)[-_. ]?s(?:eed)?[-_ ]?(?P<seed>\d+)", re.IGNORECASE)
+_NUMBERED = re.compile(r"(?P<name>.+?)(?:[-_. ]s|[-_. ]?seed)[-_ ]?(?P<seed>\d+)", re.IGNORECASE)
 _IDENTITY = [*NUMBER_KEYS, "family", "corpus", "tokenizer_sha256", "targets_sha256"]
 
 
@@ -120,8 +120,8 @@ def pool_seeds(results: Results, labels: Mapping[str, str] | None = None) -> Res
         results: results in which every seed is a model.
         labels: name of a group of seeds to the name that the report shows instead.
     """
-    groups = seed_groups(results.models)
     notes = results.notes
+    groups = seed_groups(results.models, notes)
     if not groups:
         return results
     taken = {model.label for model in results.models} - {seed.label for group in groups.values() for seed in group}
@@ -154,8 +154,10 @@ def pool_seeds(results: Results, labels: Mapping[str, str] | None = None) -> Res
     )
 
 
-def seed_groups(models: Sequence[EvaluatedModel]) -> dict[str, list[EvaluatedModel]]:
+def seed_groups(models: Sequence[EvaluatedModel], notes: Notes | None = None) -> dict[str, list[EvaluatedModel]]:
     """Returns name of a group to its models: two or more that differ only in their training seed.
+
+    If two models of a recipe have the same seed, the seeds of this recipe are not merged, and `notes` gets a sentence.
 
     Training recipe and seed are read from the model records. The recipe may name its seed, as `recipe-seed1` does. If a
     record has no recipe or seed, they are read from a model name such as `model-seed1`.
@@ -176,9 +178,16 @@ def seed_groups(models: Sequence[EvaluatedModel]) -> dict[str, list[EvaluatedMod
         by_recipe[(name, *describe_facts(model), record.parameters, record.format)].append((seed, model))
     groups: dict[str, list[EvaluatedModel]] = {}
     for key, members in by_recipe.items():
-        if len(members) > 1 and len({seed for seed, _ in members}) == len(members):
+        seeds = Counter(seed for seed, _ in members)
+        if len(seeds) < 2:
+            continue
+        if len(seeds) == len(members):
             name = unique_name(display_name(str(key[0])), groups, "{} ({})")
             groups[name] = [model for _, model in members]
+        elif notes is not None:
+            repeated = max(seeds, key=lambda seed: seeds[seed])
+            alike = name_list(model.label for seed, model in members if seed == repeated)
+            notes.add(None, f"the seeds of recipe {key[0]!r} are not merged: {alike} have the same seed, {repeated}")
     return groups
 
 

@@ -192,13 +192,16 @@ def level_lines(levels: Mapping[float, str], y: Row) -> list[Row]:
     """Returns layers with a horizontal line at each y value in `levels`, and its label unless that is empty."""
     if not levels:
         return []
-    # lines start together near the highest level, so its label is at the right end of the plot, the others' at the left
-    rows = [{"y": value, "text": text, "right": value == max(levels)} for value, text in levels.items()]
+    # lines start together near the highest of several levels, so its label is at the right end; others are at the left.
+    # The label of a single level is below it, away from the labels above the plot.
+    several = len(levels) > 1
+    rows = [{"y": value, "text": text, "right": several and value == max(levels)} for value, text in levels.items()]
     rule = {"data": {"values": rows}, "mark": {"type": "rule", "style": "zero-line"}, "encoding": {"y": y}}
+    baseline, dy = ("bottom", -4) if several else ("top", 4)
     texts = [
         {
             "data": {"values": worded},
-            "mark": {"type": "text", "style": "mark-text", "align": align, "baseline": "bottom", "dx": dx, "dy": -4},
+            "mark": {"type": "text", "style": "mark-text", "align": align, "baseline": baseline, "dx": dx, "dy": dy},
             "encoding": {"x": {"value": place}, "y": y, "text": {"field": "text"}},
         }
         for right, align, dx, place in ((False, "left", 4, 0), (True, "right", 0, "width"))

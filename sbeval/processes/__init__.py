@@ -8,7 +8,6 @@ progress.
 - `progress`: one progress bar over all stages of a command
 - `next_step`: the last line of a command, which names the next command to run
 - `garbage`: pauses Python's garbage collector during imports, and switches it off for the exit
-- `triton_hash`: hashes Triton's files in a thread while a model loads
 
 Decisions:
 

@@ -31,6 +31,10 @@ from sbeval.reports.write.html import environment
 CAPTION = Caption(title="", finding="")
 
 
+def _is_level(layer: dict[str, Any]) -> bool:
+    return layer["mark"]["type"] == "text" and "right" in layer.get("data", {}).get("values", [{}])[0]
+
+
 def figures(folder: Path) -> dict[str, Figure]:
     return {figure.caption.title: figure for section in reported(folder).sections for figure in section.figures}
 
@@ -220,6 +224,9 @@ def test_recall_is_drawn_by_number_of_pairs_with_what_counts_as_solved(everythin
     assert [row["x"] for row in spec["data"]["values"] if row["setting"] == "demo-sb"] == [32, 64, 96, 128, 160, 192]
     levels = [layer["data"]["values"] for layer in spec["layer"] if layer["mark"].get("style") == "zero-line"]
     assert [row["y"] for row in levels[0]] == [0.99, 1 / 4096]
+    # lines start together at the top left, where they would cover a label
+    ends = {layer["data"]["values"][0]["text"]: layer["mark"]["align"] for layer in spec["layer"] if _is_level(layer)}
+    assert ends == {"solved, 99%": "right", "chance": "left"}
     assert "demo-rope solves up to 1K" in everything["Flip-flop"].caption.finding
 
 

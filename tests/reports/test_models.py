@@ -1,3 +1,4 @@
+import dataclasses
 import json
 from pathlib import Path
 
@@ -203,6 +204,10 @@ def test_only_keeps_the_models_and_tasks_named_and_the_baseline_is_rope_unless_n
         restrict(two, ["nothing"])
     write_run(tmp_path / "c", model_record("alibi"), [ordinary_task("hellaswag", "acc_norm", 0.5)])
     assert labels(restrict(load_results([tmp_path]), ["hellaswag"])) == ["demo-alibi"]
+    write_run(tmp_path / "d", model_record("rope"), [perplexity_task("fixed_target", CURVES["rope"])])
+    sampled = load_results([tmp_path])
+    sampled = dataclasses.replace(sampled, measurements=sampled.measurements[:0])  # documents' sums are left
+    assert labels(restrict(sampled, ["sb_stdlib_fixed_target"])) == ["demo-rope"]
     assert choose_baseline(two.models, None) == "demo-rope"
     assert choose_baseline(two.models, "demo-sb") == "demo-sb"
     with pytest.raises(UserError, match="'other'"):

@@ -24,7 +24,7 @@ from sbeval.errors import UserError
 from sbeval.reports import build_report, load_results, watch
 from sbeval.reports.build import KINDS, READERS
 from sbeval.reports.kinds.runs import run_facts
-from sbeval.reports.read.fields import name_list, quote_name
+from sbeval.reports.read.fields import first_listed, name_list, quote_name
 from sbeval.reports.section import Figure, Report
 
 PARTED = ("stick-breaking", "stick-breaking, extended", "RoPE")
@@ -32,6 +32,11 @@ PARTED = ("stick-breaking", "stick-breaking, extended", "RoPE")
 
 def figure_named(report: Report, words: str) -> Figure:
     return next(figure for section in report.sections for figure in section.figures if words in figure.caption.title)
+
+
+@pytest.mark.parametrize(("count", "end"), [(4, "d."), (5, "d; 1 more line."), (7, "d; 3 more lines.")])
+def test_a_list_of_clauses_counts_the_lines_that_it_leaves_out(count: int, end: str) -> None:
+    assert first_listed(list("abcdefg"[:count])) == f"a; b; c; {end}"
 
 
 def test_the_page_begins_with_the_curve_and_its_differences_and_then_has_the_cards(tmp_path: Path) -> None:

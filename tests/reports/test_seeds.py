@@ -87,6 +87,20 @@ def test_recipes_that_name_their_seed_are_one_recipe(tmp_path: Path) -> None:
     assert [model.seeds for model in pool_seeds(load_results([tmp_path])).models] == [2, 1]
 
 
+def test_a_plural_before_a_number_is_not_a_seed(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        write_seed(tmp_path, seed, recipe=f"mixes{seed}")
+    assert [model.seeds for model in pool_seeds(load_results([tmp_path])).models] == [1, 1]
+
+
+def test_seeds_of_a_recipe_stay_apart_with_a_note_if_two_models_have_the_same(tmp_path: Path) -> None:
+    write_seeds(tmp_path, 2)
+    write_seed(tmp_path / "again", 1, checkpoint_sha256="f" * 64)
+    results = pool_seeds(load_results([tmp_path]))
+    assert [model.seeds for model in results.models] == [1, 1, 1]
+    assert [note.reason for note in results.notes if "are not merged" in note.reason and "seed, 1" in note.reason]
+
+
 @pytest.mark.parametrize("change", [{"sliding_window": 512}, {"training_length_tokens": 2048}, {"parameters": 9}])
 def test_checkpoints_that_differ_in_more_than_the_seed_stay_apart(tmp_path: Path, change: dict[str, int]) -> None:
     write_seed(tmp_path, 0)
