@@ -19,13 +19,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from research.interval_studies.archive import table
 from research.paper_experiments.algorithm_data import LENGTH_TOKENS
 from research.paper_experiments.job_queue import Job, run_queue
 from research.paper_experiments.scheme_grid import ENVIRONMENT, THREADS, archive_results
-from research.paper_experiments.scheme_tables import lengths_of, read_models, values
+from research.paper_experiments.scheme_tables import lengths_of, mean_and_range, read_models, values
 from sbeval.reports.read.fields import length_text
 from sbeval.tasks.recall.algorithms import ALGORITHMS
 
@@ -101,7 +99,7 @@ def jobs_of(options: argparse.Namespace) -> list[Job]:
 
 
 def tables(source: Path) -> str:
-    """Returns exact match by length, a table for each algorithm: means over seeds."""
+    """Returns exact match and token match by length, tables for each algorithm: means over seeds, and their range."""
     schemes = read_models([source])
     lines = []
     for algorithm in ALGORITHMS:
@@ -109,9 +107,10 @@ def tables(source: Path) -> str:
         for metric in ("exact_match", "token_match"):
             lengths = lengths_of(schemes, task, metric)
             rows = []
-            for scheme in [scheme for scheme in SCHEMES if scheme in schemes]:
-                numbers = [values(schemes[scheme], task, metric, length) for length in lengths]
-                rows.append([scheme, *(f"{np.mean(found):.2f}" if found else "" for found in numbers)])
+            for scheme in sorted(schemes, key=lambda name: (*SCHEMES, name).index(name)):
+                cells = [mean_and_range(values(schemes[scheme], task, metric, length)) for length in lengths]
+                if any(cells):
+                    rows.append([scheme, *cells])
             if lengths:
                 heading = [f"### {algorithm}, {metric}", ""]
                 lines += [*heading, *table(["scheme", *map(length_text, lengths)], rows)]

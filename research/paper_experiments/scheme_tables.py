@@ -165,6 +165,12 @@ def difference_table(schemes: Schemes, task: str, lengths: Sequence[int]) -> lis
     return table(["scheme", *map(length_text, lengths)], rows)
 
 
+def mean_and_range(numbers: Sequence[float]) -> str:
+    """Returns the mean of the seeds' scores, with the lowest and the highest where they differ; empty without any."""
+    spread = f" ({min(numbers):.2f} to {max(numbers):.2f})" if len(set(numbers)) > 1 else ""
+    return _mean(numbers, 2) + spread
+
+
 def score_table(schemes: Schemes, task: str, metric: str) -> list[str]:
     """Returns a score by length: a mean over seeds, with the seeds' range where they differ."""
     lengths = lengths_of(schemes, task, metric)
@@ -172,9 +178,7 @@ def score_table(schemes: Schemes, task: str, metric: str) -> list[str]:
     for scheme in ordered(schemes):
         cells = []
         for length in lengths:
-            numbers = values(schemes[scheme], task, metric, length)
-            spread = f" ({min(numbers):.2f} to {max(numbers):.2f})" if len(set(numbers)) > 1 else ""
-            cells.append(_mean(numbers, 2) + spread)
+            cells.append(mean_and_range(values(schemes[scheme], task, metric, length)))
         if any(cells):
             rows.append([NAMES[scheme], *cells])
     return table(["scheme", *map(length_text, lengths)], rows) if rows else []
