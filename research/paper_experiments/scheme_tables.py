@@ -1,27 +1,36 @@
 r"""Tables of position schemes from archives of `scheme_grid` and of docs/results/extrapolation, as Markdown.
 
-    python -m research.paper_experiments.scheme_tables docs/results/extrapolation/results.tar.xz grid.tar.xz
+    python -m research.paper_experiments.scheme_tables docs/results/extrapolation/results.tar.xz grid.tar.xz \
+        --figure rivals.png
 
 An archive, or a folder with the same contents, that comes later replaces models of the same name. NLL and scores are
 means over seeds. A difference between two schemes has a 95% interval over documents and seeds. The half width over
 documents is that of the bootstrap on documents' NLL, averaged over seeds. That over seeds is Welch's t interval of the
 models' NLL. Both are independent, so their squares add up. Seeds are not counted for a scheme with one seed.
+`--figure` draws NLL of identical targets for some schemes: means over seeds, with the lowest and the highest.
 """
 
 import argparse
+import dataclasses
 import math
 import re
 import tarfile
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 from scipy import stats
 
 from research.interval_studies.archive import FIXED, NAMES, STREAM, read_tasks, table
+from research.png import write_png
+from sbeval.reports.figures.labels import Caption
+from sbeval.reports.figures.lines import SCORE_TOOLTIP, length_figure
+from sbeval.reports.figures.theme import series_looks
 from sbeval.reports.read.fields import length_text
+from sbeval.reports.read.results import LENGTH
 from sbeval.reports.read.samples import SumsByDocument
 from sbeval.results.intervals import ratio_interval
 
@@ -37,6 +46,7 @@ SCORES = {
 }
 """Metrics of a table each, by task."""
 REFERENCE = "stickbreaking"
+DRAWN = (REFERENCE, "forgetting", "alibi", "rope", "nape", "nape_asentmax", "asentmax", "entmax", "ssmax")
 _SEED = re.compile(r"(?P<scheme>.*)_seed(?P<seed>\d+)")
 
 
@@ -222,11 +232,50 @@ def tables(schemes: Schemes) -> str:
     return "\n".join(lines)
 
 
+def nll_figure(schemes: Schemes, training_length_tokens: int = 1024) -> dict[str, Any]:
+    """Returns the specification of the figure of NLL of identical targets against context length."""
+    shown = [scheme for scheme in DRAWN if scheme in schemes]
+    records = []
+    for scheme in shown:
+        for length in lengths_of(schemes, FIXED, "nll"):
+            if not (numbers := values(schemes[scheme], FIXED, "nll", length)):
+                continue
+            ends = {"seeds": len(numbers), "seed_low": min(numbers), "seed_high": max(numbers)}
+            number = {"setting": NAMES[scheme], LENGTH: length, "value": np.mean(numbers), **ends}
+            records.append(number | {"ci95_low": math.nan, "ci95_high": math.nan})
+    looks = {
+        label: dataclasses.replace(look, training_length_tokens=training_length_tokens)
+        for label, look in series_looks([NAMES[scheme] for scheme in shown]).items()
+    }
+    caption = Caption(
+        title="NLL of identical targets, 4.3M parameters, trained at 1K",
+        finding="NLL of each scheme against context length",
+        subtitle="mean over the training seeds; bars from the lowest to the highest",
+    )
+    return length_figure(
+        pd.DataFrame(records),
+        caption,
+        looks=looks,
+        number_format=".3f",
+        tooltip=SCORE_TOOLTIP,
+        y_title="NLL (nats per token, log scale)",
+        y_scale="log",
+        y_domain=(1.75, 6.5),
+        y_values=(1.8, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0),
+        y_format=".1f",
+    )
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Command line of the tables."""
+    """Command line of the tables and the figure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sources", type=Path, nargs="+", help="archives or folders, the newest last")
-    print(tables(read_models(parser.parse_args(arguments).sources)))
+    parser.add_argument("--figure", type=Path, help="a PNG to write")
+    options = parser.parse_args(arguments)
+    schemes = read_models(options.sources)
+    print(tables(schemes))
+    if options.figure is not None:
+        write_png(nll_figure(schemes), options.figure)
 
 
 if __name__ == "__main__":

@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-import vl_convert
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
+from research.png import write_png
 from sbeval.caches.build import CacheBuilder
 from sbeval.caches.choice import parse_cache
 from sbeval.corpora.tokenizers import prefix_token_id
@@ -179,7 +179,7 @@ def draw(table: pd.DataFrame, file: Path) -> None:
         y_values=(0.0, 0.03, 0.1, 0.3, 1.0, 3.0),
         y_format="~g",
     )
-    file.write_bytes(vl_convert.vegalite_to_png(json.dumps(spec), scale=2))
+    write_png(spec, file)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from research.paper_experiments import algorithm_data, algorithm_grid, scheme_grid
 from research.paper_experiments.extrapolation import RECIPES
-from research.paper_experiments.scheme_tables import FIXED, Model, difference
+from research.paper_experiments.scheme_tables import FIXED, Model, difference, nll_figure
 from sbeval.models import SbevalConfig
 from sbeval.reports.read.samples import SumsByDocument
 from sbeval.tasks.packaged import definitions
@@ -69,6 +69,16 @@ def test_an_interval_counts_documents_and_seeds() -> None:
     single = difference(models([2.0], 0.1, 1), models([1.8, 1.9, 2.0], 0.1, 1), FIXED, 1024)
     assert single is not None
     assert (both.seeds, single.seeds) == (True, False)
+
+
+def test_the_figure_has_each_scheme_s_mean_and_its_lowest_and_highest_seed() -> None:
+    spec = nll_figure({"stickbreaking": models([1.8, 1.9, 2.0], 0.0, 1), "rope": models([5.0], 0.0, 1)})
+    rows = {row["setting"]: row for row in spec["data"]["values"]}
+    assert rows.keys() == {"stick-breaking", "RoPE"}
+    ends = [rows["stick-breaking"][field] for field in ("y", "seed_low", "seed_high")]
+    assert ends == pytest.approx([1.9, 1.8, 2.0])
+    assert rows["RoPE"]["y"] == pytest.approx(5.0)
+    assert "seed_low" not in rows["RoPE"]
 
 
 def test_training_windows_are_whole_sequences_with_other_seeds_than_the_tasks(tmp_path: Path) -> None:
