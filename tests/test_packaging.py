@@ -14,6 +14,8 @@ import pytest
 from fresh_process import run, run_code
 from source_tree import ROOT, modules, package_folders
 
+from sbeval.corpora.archives import unpack
+
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
@@ -96,7 +98,7 @@ def test_the_tests_of_a_source_distribution_run(wheel: Path, wheel_python: Path,
     run([sys.executable, "-c", config + build, tmp_path], folder=ROOT)
     (archive,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(archive) as packed:
-        packed.extractall(tmp_path, filter="data")
+        unpack(packed, tmp_path)
     (unpacked,) = tmp_path.glob("sbeval-*/")
     tests = {file.relative_to(ROOT) for file in (ROOT / "tests").rglob("*.py")}
     assert tests == {file.relative_to(unpacked) for file in (unpacked / "tests").rglob("*.py")}

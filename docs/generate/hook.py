@@ -11,6 +11,7 @@ import notebooks
 import parts
 from mkdocs.structure.files import File, Files
 
+from sbeval.corpora.archives import unpack
 from sbeval.reports import build_report
 
 ROOT = Path(__file__).parents[2]
@@ -53,7 +54,7 @@ def example() -> Path:
     """Builds a report of the demo's stored results, and returns the path of its page."""
     folder = ROOT / "build" / "example"
     with tarfile.open(ROOT / "docs" / "results" / "demo" / "results.tar.xz") as archive:
-        archive.extractall(folder / "results", filter="data")
+        unpack(archive, folder / "results")
     build_report(folder / "results", folder / "report", title="An example report: the demo's two checkpoints")
     return folder / "report" / "index.html"
 

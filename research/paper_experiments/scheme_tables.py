@@ -26,6 +26,7 @@ from scipy import stats
 
 from research.interval_studies.archive import FIXED, NAMES, STREAM, read_tasks, table
 from research.png import write_png
+from sbeval.corpora.archives import unpack
 from sbeval.reports.figures.labels import Caption
 from sbeval.reports.figures.lines import SCORE_TOOLTIP, length_figure
 from sbeval.reports.figures.theme import series_looks
@@ -82,7 +83,7 @@ def read_models(sources: Sequence[Path]) -> Schemes:
             if source.is_file():
                 folder = Path(unpacked)
                 with tarfile.open(source) as archive:
-                    archive.extractall(folder, filter="data")
+                    unpack(archive, folder)
             metrics, sums = read_tasks(folder)
         for name, task in metrics:
             matched = _SEED.fullmatch(name)

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, Trainer
 
 import sbeval
 from sbeval.attn_implementation import NAME
+from sbeval.corpora.archives import unpack
 from sbeval.demo.evaluation import shipped_checkpoints
 
 pytestmark = pytest.mark.exhaustive
@@ -28,7 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "checkpoint").symlink_to(shipped_checkpoints()[0])
     (tmp_path / "text.txt").write_text(TEXT * (1 + 20_000 // len(TEXT)), encoding="utf-8")
     with tarfile.open(ROOT / "docs/results/demo/results.tar.xz") as archive:
-        archive.extractall(tmp_path / "results", filter="data")
+        unpack(archive, tmp_path / "results")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from research.real_models import archive, evaluate, page, texts
+from sbeval.corpora.archives import unpack
 
 pytestmark = pytest.mark.exhaustive
 
@@ -82,7 +83,7 @@ def test_an_archive_keeps_numbers_and_cuts_prompts(tmp_path: Path) -> None:
     (folder / "samples_task.jsonl").write_text(json.dumps(sample) + "\n")
     archive.main([str(tmp_path / "evaluated"), str(tmp_path / "results.tar.xz")])
     with tarfile.open(tmp_path / "results.tar.xz") as packed:
-        packed.extractall(tmp_path / "unpacked", filter="data")
+        unpack(packed, tmp_path / "unpacked")
     (line,) = (tmp_path / "unpacked/results/run/model/samples_task.jsonl").read_text().splitlines()
     kept = json.loads(line)
     assert kept["nll"] == 1.5
