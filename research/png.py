@@ -7,12 +7,10 @@ from typing import Any
 
 import vl_convert
 
-from sbeval.reports.figures.images import IMAGE_FONT
-from sbeval.reports.figures.theme import LIGHT, vega_config
+from sbeval.reports.figures.images import IMAGE_CONFIG, VEGA_LITE
 
 
 def write_png(spec: Mapping[str, Any], file: Path) -> None:
     """Writes the figure of a Vega-Lite specification to `file`, whose folder is made."""
-    config = vega_config(LIGHT, font=IMAGE_FONT) | {"background": LIGHT["paper"]}
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(vl_convert.vegalite_to_png(json.dumps(spec), config=config, scale=2))
+    file.write_bytes(vl_convert.vegalite_to_png(json.dumps(spec), vl_version=VEGA_LITE, config=IMAGE_CONFIG, scale=2))

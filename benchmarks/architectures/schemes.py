@@ -150,11 +150,8 @@ def measure(lengths: list[int], names: list[str], milliseconds: float) -> None:
             if errors.get(name, 0.0) > LARGEST_ERROR:
                 print(f"| {name} | {kernel} | {error} | {length:,} | wrong | | | | |", flush=True)
                 continue
-            windows = {
-                each: functools.partial(window, models[each], ids)
-                for each in dict.fromkeys((base, name))
-                if each in names
-            }
+            turns = [base, name] if base in names else [name]
+            windows = {each: functools.partial(window, models[each], ids) for each in turns}
             times = interleaved(windows, milliseconds=milliseconds)
             share = f"{times[name][1] / times[base][1]:.2f}x" if base in times else ""
             memory = peak_bytes(windows[name]) / 2**30

@@ -38,7 +38,8 @@ def restrict(results: Results, only: Iterable[str]) -> Results:
         UserError: a pattern matches neither a model nor a task.
     """
     labels = [model.label for model in results.models]
-    tasks = results.tasks
+    labels_by_task = results.labels_by_task
+    tasks = list(labels_by_task)
     selected_labels: list[str] = []
     selected_tasks: list[str] = []
     for pattern in only:
@@ -51,7 +52,7 @@ def restrict(results: Results, only: Iterable[str]) -> Results:
         selected_tasks += matching_tasks
     shown_tasks = set(selected_tasks or tasks)
     if selected_tasks and not selected_labels:
-        selected_labels = list(_labels_with(results, shown_tasks))
+        selected_labels = [label for task in selected_tasks for label in labels_by_task[task]]
     shown_labels = set(selected_labels or labels)
     models = [
         dataclasses.replace(model, parent=model.parent if model.parent in shown_labels else None)
@@ -64,16 +65,6 @@ def restrict(results: Results, only: Iterable[str]) -> Results:
         measurements=restricted(results.measurements, shown_labels, shown_tasks),
         by_reader={reader: restricted(rows, shown_labels, shown_tasks) for reader, rows in results.by_reader.items()},
     )
-
-
-def _labels_with(results: Results, tasks: set[str]) -> set[str]:
-    labels = set(results.measurements.loc[results.measurements["task"].isin(tasks), "setting"])
-    for data in results.by_reader.values():
-        if isinstance(data, pd.DataFrame):
-            labels |= set(data.loc[data["task"].isin(tasks), "setting"])
-        else:
-            labels |= {key[0] for key in data if key[1] in tasks}
-    return labels
 
 
 def _matches(pattern: str, *names: str) -> bool:

@@ -33,7 +33,9 @@ _GLOBALS = "window.vegaEmbed = vegaEmbed; window.vega = vega; window.vegaLite = 
 _END = "\n//end\n"
 _PANIC = "Failed to "
 """First words of the drawing library's message for a panic. If memory runs out, it prints another message or none."""
-IMAGE_FONT = "Liberation Sans, Arial, sans-serif"
+_FONT = "Liberation Sans, Arial, sans-serif"
+IMAGE_CONFIG = vega_config(LIGHT, font=_FONT) | {"background": LIGHT["paper"], "aria": False}
+"""Configuration of Vega-Lite for figures as images: light colours, and a font that is installed where they are drawn."""
 
 
 class ImageWriter:
@@ -76,7 +78,7 @@ class ImageWriter:
         description.write_text(json.dumps(_without_interaction(spec), ensure_ascii=False), encoding="utf-8")
         job = {
             "spec": str(description),
-            "config": vega_config(LIGHT, font=IMAGE_FONT) | {"background": LIGHT["paper"], "aria": False},
+            "config": IMAGE_CONFIG,
             "version": VEGA_LITE,
             "svg": str(svg),
             "fit": fit,

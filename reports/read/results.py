@@ -82,12 +82,19 @@ class Results:
         return next(model for model in self.models if model.label == label)
 
     @property
+    def labels_by_task(self) -> dict[str, set[str]]:
+        """Name of each task that has a row in the tidy table or data of a reader, to the labels of its models."""
+        labels: dict[str, set[str]] = {}
+        for data in (self.measurements, *self.by_reader.values()):
+            pairs = data[["setting", "task"]].values if isinstance(data, pd.DataFrame) else [key[:2] for key in data]
+            for label, task in pairs:
+                labels.setdefault(task, set()).add(label)
+        return labels
+
+    @property
     def tasks(self) -> list[str]:
         """Names of all tasks that have a row in the tidy table or data of a reader."""
-        names = self.measurements["task"].tolist()
-        for data in self.by_reader.values():
-            names += data["task"].tolist() if isinstance(data, pd.DataFrame) else [key[1] for key in data]
-        return list(dict.fromkeys(names))
+        return list(self.labels_by_task)
 
 
 def restricted(rows: Any, labels: set[str], tasks: set[str]) -> Any:

@@ -198,6 +198,9 @@ def test_documents_of_uneven_sizes_can_fail_a_rule_and_never_pass_it(tmp_path: P
     assert "differ much in size" in doubtful.text
     (failed,) = gate([rule], uneven, write(tmp_path / "worse", 9.0, size_log_deviation=1.6)).judged
     assert (failed.verdict, failed.doubtful) == ("fail", True)
+    for folder, end in ((even, "allowed"), (uneven, "but bands are doubtful, see above")):
+        ended = CliRunner().invoke(app, ["report", "--compare", str(folder), str(folder), "--fail-if-worse"])
+        assert (ended.exit_code, ended.stdout.strip().endswith(end)) == (0, True)
 
 
 def test_a_number_whose_better_direction_is_unknown_gets_no_verdict() -> None:
