@@ -35,7 +35,7 @@ _PANIC = "Failed to "
 """First words of the drawing library's message for a panic. If memory runs out, it prints another message or none."""
 _FONT = "Liberation Sans, Arial, sans-serif"
 IMAGE_CONFIG = vega_config(LIGHT, font=_FONT) | {"background": LIGHT["paper"], "aria": False}
-"""Configuration of Vega-Lite for figures as images: light colours, and a font that is installed where they are drawn."""
+"""Configuration of Vega-Lite for figures as images: light colours, and a font of the machines that draw them."""
 
 
 class ImageWriter:
