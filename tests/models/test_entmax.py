@@ -20,7 +20,7 @@ from sbeval.models.entmax import kernel
 from sbeval.models.entmax.attention import entmax_attention, entmax_decode
 from sbeval.models.entmax.definition import exact_entmax15, reference_attention
 from sbeval.models.entmax.scales import SSMaxScale
-from sbeval.models.entmax.weights import all_newton_steps, entmax15, thresholds
+from sbeval.models.entmax.weights import all_newton_steps, compiled_thresholds, entmax15, thresholds
 from sbeval.models.softmax import rows_of_a_block
 from tests.models.small import VARIANTS, small_config, small_model, tokens, written_out
 
@@ -83,6 +83,22 @@ def test_newton_steps_end_at_the_threshold_even_of_bad_rows() -> None:
         assert_close(thresholds(z.float()).double(), thresholds(z), rtol=0, atol=1e-5)
 
 
+def test_the_threshold_is_compiled_once_for_all_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs: list[Any] = []
+
+    def backend(graph: Any, inputs: list[Any]) -> Any:
+        graphs.append(graph)
+        return graph
+
+    compiled = torch.compile(all_newton_steps, dynamic=True, fullgraph=True, backend=backend)
+    monkeypatch.setattr("sbeval.models.entmax.weights.compiled_once", lambda function: compiled)
+    for shape in [(2, 1, 3, 3), (2, 1, 3, 9), (1, 1, 5, 7), (2, 4, 1, 6), (3, 2, 1, 4, 5, 6)]:
+        z = torch.randn(shape)
+        z = z - z.amax(-1, keepdim=True)
+        assert_close(compiled_thresholds(z), thresholds(z), rtol=0, atol=1e-5)
+    assert len(graphs) == 1
+
+
 def test_gradients_are_those_of_the_weights() -> None:
     torch.manual_seed(0)
     logits = (2 * torch.randn(4, 9, dtype=torch.float64)).requires_grad_()
@@ -106,9 +122,10 @@ BIASES = {"none": None, "alibi": AlibiBias(4), "nape": AlibiBias(4, nape_slopes(
     elements=st.sampled_from([1, 600, 4000, 1 << 20]),
     spread=st.sampled_from([0.2, 3.0]),
     short_tokens=st.sampled_from([0, 128]),
+    shortest_chunk=st.sampled_from([1, 64]),
 )
 def test_blocks_of_queries_equal_the_definition(
-    queries, older, group, window, padded, scheme, elements, spread, short_tokens
+    queries, older, group, window, padded, scheme, elements, spread, short_tokens, shortest_chunk
 ):
     torch.manual_seed(0)
     keys, heads = queries + older, 4
@@ -120,6 +137,8 @@ def test_blocks_of_queries_equal_the_definition(
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
         patch.setitem(blocks.BLOCK_ELEMENTS, "cpu", elements)
         patch.setattr(blocks, "SHORT_TOKENS", short_tokens)
+        patch.setattr(blocks, "FEW_QUERIES", short_tokens)
+        patch.setattr(blocks, "SHORTEST_CHUNK", shortest_chunk)
         options: dict[str, Any] = {"scale": 0.7, "sliding_window": window, "seq_start_B": start}
         output = entmax_attention(q, k, v, **options, bias=bias)
         expected = reference_attention(q.double(), k.double(), v.double(), **options, slope_H=slopes)
@@ -136,7 +155,12 @@ def test_the_longest_short_text_and_the_next_longer_one_equal_the_definition(
     double = [torch.randn(2, heads, tokens, 8, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2)]
     single = [x.detach().float().requires_grad_() for x in double]
     head_counts: set[int] = set()
-    monkeypatch.setattr(blocks, "entmax15", lambda logits: head_counts.add(logits.shape[1]) or entmax15(logits))
+
+    def counted(logits_BGNMRC: Tensor) -> Tensor:
+        head_counts.add(logits_BGNMRC.shape[1] * logits_BGNMRC.shape[3])
+        return entmax15(logits_BGNMRC)
+
+    monkeypatch.setattr(blocks, "entmax15", counted)
     bias = AlibiBias(4) if scheme == "alibi" else AlibiBias(4, nape_slopes(4))
     output = entmax_attention(*single, scale=0.7, bias=bias)
     exact = reference_attention(*double, scale=0.7, slope_H=torch.tensor(bias.slopes, dtype=torch.float64))
@@ -159,6 +183,8 @@ def test_gradients_through_blocks_are_those_of_the_definition(
 ) -> None:
     torch.manual_seed(0)
     monkeypatch.setattr(blocks, "SHORT_TOKENS", short_tokens)
+    monkeypatch.setattr(blocks, "FEW_QUERIES", short_tokens)
+    monkeypatch.setattr(blocks, "SHORTEST_CHUNK", 1)
     bias = BIASES[scheme]
     slopes = None if bias is None else torch.tensor(bias.slopes, dtype=torch.float64)
     q, k, v = (torch.randn(2, heads, 16, 8, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2))
@@ -359,3 +385,20 @@ def test_adasplash_gives_the_definition_s_gradients(length: int) -> None:
     expected = torch.autograd.grad(reference_attention(*double, scale=0.125), double, gradient.double())
     for one, other in zip(found, expected, strict=True):
         assert (one.double() - other).norm() <= 1e-3 * other.norm()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@torch.no_grad()
+@pytest.mark.parametrize("scheme", ["alibi", "nape"])
+@pytest.mark.parametrize("padded", [False, True])
+def test_heads_with_alibi_have_the_definition_s_values_on_a_gpu(scheme: str, padded: bool) -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, heads, 3000, 32, device="cuda") for heads in (4, 2, 2))
+    start = torch.tensor([0, 700], device="cuda") if padded else None
+    bias = BIASES[scheme]
+    assert bias is not None
+    slope_H = torch.tensor(bias.slopes, dtype=torch.float64, device="cuda")
+    output = entmax_attention(q, k, v, scale=0.2, seq_start_B=start, bias=bias)
+    double = (x.double() for x in (q, k, v))
+    exact = reference_attention(*double, scale=0.2, seq_start_B=start, slope_H=slope_H)
+    assert (output.double() - exact).square().mean().sqrt() <= 1e-3 * exact.square().mean().sqrt()

@@ -5,11 +5,12 @@ without the bias are at most b, the product of the scale and the largest norms o
 at distance d has none if b - slope * d < -b - 2, since the query's own key has a logit of at least -b.
 
 Shape suffixes: B batch, H query heads, G key/value heads, M query heads of a key head, Q queries, K keys, D head_dim,
-R rows of a block, C keys visible to a block.
+T queries of a block, N chunks of a block, R rows of a chunk, C keys visible to a chunk.
 """
 
 import math
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,6 +30,10 @@ TENSORS_OF_A_BLOCK = 4
 """Number of tensors, each as large as a block's logits, that exist at the peak of a block."""
 SHORT_TOKENS = 128
 """Up to this many keys, all heads are computed at once: more launches would cost more than the skipped keys save."""
+FEW_QUERIES = 16
+"""Up to this many queries (decode steps), likewise: the norms that give a window would read all keys once more."""
+SHORTEST_CHUNK = 64
+"""Smallest number of rows of a chunk; a GPU's matmul computes as many even if fewer are needed."""
 _WEIGHT_RANGE = 2.0  # in logits: entmax-1.5 gives no weight to a key further below the largest
 _ROUNDING_MARGIN = 1.01
 
@@ -48,17 +53,19 @@ def entmax_attention(
 
     On a GPU, `adasplash` computes heads without a bias if it is installed; see the module `kernel`.
     """
-    if not isinstance(bias, AlibiBias) or k_BGKD.shape[2] <= SHORT_TOKENS:
+    short = k_BGKD.shape[2] <= SHORT_TOKENS or q_BHQD.shape[2] <= FEW_QUERIES
+    if short or not isinstance(bias, AlibiBias):
         return _attend(q_BHQD, k_BGKD, v_BGKD, scale, sliding_window, seq_start_B, bias, position_ids_BQ)
     groups = k_BGKD.shape[1]
     members = q_BHQD.shape[1] // groups
+    reach_tokens = _reach_tokens(q_BHQD, k_BGKD, scale, bias.slopes)
     outputs = []
     for heads, slopes in _heads_of_one_slope(bias.slopes, members):
         keys = slice(heads.start // members, -(-heads.stop // members))
         q, k, v = q_BHQD[:, heads], k_BGKD[:, keys], v_BGKD[:, keys]
         window, head_bias = sliding_window, None
         if slopes[0]:
-            reach = _reach_tokens(q, k, scale, slopes[0])
+            reach = reach_tokens[heads.start]
             window = reach if window is None else min(window, reach)
             head_bias = AlibiBias(len(slopes), slopes)
         outputs.append(_attend(q, k, v, scale, window, seq_start_B, head_bias, position_ids_BQ))
@@ -79,13 +86,17 @@ def _heads_of_one_slope(slopes: list[float], members: int) -> Iterator[tuple[sli
 
 
 @torch.no_grad()
-def _reach_tokens(q_BHQD: Tensor, k_BGKD: Tensor, scale: float, slope: float) -> int:
-    """Returns the smallest window that holds every key with a weight, for heads with this slope of ALiBi."""
-    query, key = (x.float().norm(dim=-1).amax() for x in (q_BHQD, k_BGKD))
-    bound = abs(scale) * float(query * key)
-    reach = _ROUNDING_MARGIN * (2 * bound + _WEIGHT_RANGE) / slope
-    # values that are not finite reach the output, where the caller finds them
-    return math.floor(reach) + 2 if math.isfinite(reach) else k_BGKD.shape[2]
+def _reach_tokens(q_BHQD: Tensor, k_BGKD: Tensor, scale: float, slopes: list[float]) -> list[int]:
+    """Returns for each head the smallest window that holds every key with a weight; all keys for a slope of 0."""
+    query_H, key_G = (x.float().norm(dim=-1).amax(dim=(0, 2)) for x in (q_BHQD, k_BGKD))
+    bounds = abs(scale) * query_H * key_G.repeat_interleave(len(slopes) // len(key_G))
+    windows = []
+    # one transfer from a GPU for all heads
+    for bound, slope in zip(bounds.tolist(), slopes, strict=True):
+        reach = _ROUNDING_MARGIN * (2 * bound + _WEIGHT_RANGE) / slope if slope else math.inf
+        # values that are not finite reach the output, where the caller finds them
+        windows.append(math.floor(reach) + 2 if math.isfinite(reach) else k_BGKD.shape[2])
+    return windows
 
 
 def _attend(
@@ -99,49 +110,90 @@ def _attend(
     position_ids_BQ: Tensor | None,
 ) -> Tensor:
     batch, heads, queries, _ = q_BHQD.shape
-    keys = k_BGKD.shape[2]
+    groups, keys = k_BGKD.shape[1:3]
     window = keys if sliding_window is None else min(sliding_window, keys)
     if bias is None and window == keys and seq_start_B is None and suits_adasplash(q_BHQD, k_BGKD, v_BGKD):
         output_BHQD = adasplash_attention(q_BHQD, k_BGKD, v_BGKD, scale=scale)
         if output_BHQD is not None:
             return output_BHQD
-    wide = torch.promote_types(q_BHQD.dtype, torch.float32)
+    device, wide = q_BHQD.device, torch.promote_types(q_BHQD.dtype, torch.float32)
 
-    def block(last: int, columns: int, q_BHRD: Tensor, k: Tensor, v: Tensor, position_BR: Tensor | None) -> Tensor:
-        rows = q_BHRD.shape[2]
-        row_R = torch.arange(last - rows, last, device=q_BHRD.device)
-        key_C = torch.arange(last - columns, last, device=q_BHRD.device)
-        distance_RC = row_R[:, None] - key_C
-        hidden = ((distance_RC < 0) | (distance_RC >= window))[None, None]
+    def attend(block: _Block, q_BHTD: Tensor, k: Tensor, v: Tensor, position_BT: Tensor | None) -> Tensor:
+        chunks, rows, columns = block.chunks, block.rows, block.columns
+        key_C = torch.arange(columns, device=device)
+        distance_RC = key_C[columns - rows :, None] - key_C
+        hidden = (distance_RC < 0) | (distance_RC >= window)
         if seq_start_B is not None:
-            hidden = hidden | ((key_C < seq_start_B[:, None, None, None]) & (distance_RC != 0))
-        k_BGCD, v_BGCD = k[:, :, last - columns : last], v[:, :, last - columns : last]
+            first_key_N = block.first_key + rows * torch.arange(chunks, device=device)
+            padding_BNC = first_key_N[:, None] + key_C < seq_start_B[:, None, None]
+            hidden = hidden | (padding_BNC[:, None, :, None, None] & (distance_RC != 0))
+        k_BGNDC, v_BGNDC = (x[:, :, block.first_key : block.end_key].unfold(2, columns, rows) for x in (k, v))
         # autocast would round the logits
-        with torch.autocast(q_BHRD.device.type, enabled=False):
+        with torch.autocast(device.type, enabled=False):
             # query heads that share a key head are rows of one matmul, so that keys are not copied
-            q_BGND = q_BHRD.to(wide).reshape(batch, k.shape[1], -1, q_BHRD.shape[3])
-            logits_BHRC = (scale * (q_BGND @ k_BGCD.to(wide).mT)).view(batch, heads, rows, columns)
+            q_BGNMRD = q_BHTD.to(wide).reshape(batch, groups, -1, chunks, rows, q_BHTD.shape[3]).transpose(2, 3)
+            logits_BGNMRC = (scale * (q_BGNMRD.flatten(3, 4) @ k_BGNDC.to(wide))).view(*q_BGNMRD.shape[:5], columns)
             if bias is not None:
-                logits_BHRC = logits_BHRC + bias(row_R[None] if position_BR is None else position_BR, distance_RC)
-            weights_BHRC = entmax15(logits_BHRC.masked_fill(hidden, -torch.inf)).to(v.dtype)
-            output_BGND = weights_BHRC.view(batch, k.shape[1], -1, columns) @ v_BGCD
-        return output_BGND.view(batch, heads, rows, v.shape[3])
+                if position_BT is None:
+                    position_BT = torch.arange(block.end_key - chunks * rows, block.end_key, device=device)[None]
+                bias_BHRC = bias(position_BT, distance_RC)
+                logits_BGNMRC = logits_BGNMRC + bias_BHRC.view(len(bias_BHRC), groups, 1, -1, rows, columns)
+            weights_BGNMRC = entmax15(logits_BGNMRC.masked_fill(hidden, -torch.inf)).to(v.dtype)
+            output_BGNMRD = (weights_BGNMRC.flatten(3, 4) @ v_BGNDC.mT).view(*q_BGNMRD.shape[:5], v.shape[3])
+        return output_BGNMRD.transpose(2, 3).reshape(batch, heads, chunks * rows, v.shape[3])
 
-    elements = BLOCK_ELEMENTS.get(q_BHQD.device.type, BLOCK_ELEMENTS["cpu"])
-    rows = rows_of_a_block(queries, keys, window, elements // (TENSORS_OF_A_BLOCK * batch * heads))
+    elements = BLOCK_ELEMENTS.get(device.type, BLOCK_ELEMENTS["cpu"]) // (TENSORS_OF_A_BLOCK * batch * heads)
+    # the bias of every chunk is the same only if it depends on distances alone
+    blocks = list(_blocks(queries, keys, window, elements, batched=bias is None or bias.by_distance))
+    logits = sum(block.chunks * block.rows * block.columns for block in blocks)
+    recomputed = torch.is_grad_enabled() and logits > elements
     outputs = []
-    # the first block is the shorter one, as in `softmax_attention`
-    for stop in range((queries - 1) % rows + 1, queries + 1, rows):
-        start = max(0, stop - rows)
-        last = keys - queries + stop
-        columns = min(last, stop - start + window - 1)
-        position_BR = None if position_ids_BQ is None else position_ids_BQ[:, start:stop]
-        arguments = (last, columns, q_BHQD[:, :, start:stop], k_BGKD, v_BGKD, position_BR)
-        if torch.is_grad_enabled() and rows < queries:
-            outputs.append(checkpoint(block, *arguments, use_reentrant=False, preserve_rng_state=False))
+    for block in blocks:
+        newest = block.end_key - keys + queries
+        rows = slice(newest - block.chunks * block.rows, newest)
+        position_BT = None if position_ids_BQ is None else position_ids_BQ[:, rows]
+        arguments = (block, q_BHQD[:, :, rows], k_BGKD, v_BGKD, position_BT)
+        if recomputed:
+            outputs.append(checkpoint(attend, *arguments, use_reentrant=False, preserve_rng_state=False))
         else:
-            outputs.append(block(*arguments))
+            outputs.append(attend(*arguments))
     return torch.cat(outputs, dim=2)
+
+
+class _Block(NamedTuple):
+    """Chunks of queries that are computed at once; each sees `columns` keys, the last of which are its own."""
+
+    chunks: int
+    rows: int
+    columns: int
+    end_key: int
+    """Index after the last key."""
+
+    @property
+    def first_key(self) -> int:
+        """Index of the first key of the first chunk."""
+        return self.end_key - (self.chunks - 1) * self.rows - self.columns
+
+
+def _blocks(queries: int, keys: int, window: int, elements: int, *, batched: bool) -> Iterator[_Block]:
+    """Yields blocks of at most that many logits of a head, if one row allows; without `batched`, of one chunk each.
+
+    Without a window a block is one chunk. With a window a chunk has about as many rows as the window has keys, and all
+    chunks with equally many keys are one batched matmul. The first chunk is the shorter one, as in `softmax_attention`.
+    """
+    rows = rows_of_a_block(queries, keys, window, elements)
+    if window < keys:
+        rows = min(rows, max(window, SHORTEST_CHUNK))
+    stop = 0
+    while stop < queries:
+        chunk = (queries - 1) % rows + 1 if stop == 0 else rows
+        end = keys - queries + stop + chunk
+        columns = min(end, chunk + window - 1)
+        chunks = 1
+        if batched and chunk == rows and window < keys and columns == chunk + window - 1:
+            chunks = max(1, min((queries - stop) // rows, elements // (rows * columns)))
+        stop += chunks * chunk
+        yield _Block(chunks, chunk, columns, end + (chunks - 1) * chunk)
 
 
 def block_bytes(heads: int, key_heads: int, head_dim: int, tokens: int, device_type: str, *, batch: int = 1) -> int:

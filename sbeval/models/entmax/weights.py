@@ -11,6 +11,7 @@ Shape suffixes: K keys.
 from typing import Any
 
 import torch
+import torch.fx.experimental._config as shape_config
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.linalg import vector_norm
@@ -41,6 +42,15 @@ def all_newton_steps(z: Tensor) -> Tensor:
     return tau
 
 
+def compiled_thresholds(z: Tensor) -> Tensor:
+    """Returns `all_newton_steps` from compiled code, whose matrix [rows, K] is compiled once for all shapes."""
+    # dynamo would compile again for a dimension of size one, and for two dimensions that are equal only at first
+    rows = z.reshape(-1, z.shape[-1]).detach()
+    with shape_config.patch(use_duck_shape=False):  # type: ignore[attr-defined]
+        tau: Tensor = compiled_once(all_newton_steps)(rows)
+    return tau.view_as(z[..., :1])
+
+
 def thresholds(z: Tensor) -> Tensor:
     """Returns the thresholds [..., 1] of z [..., K], whose rows have the maximum 0.
 
@@ -48,7 +58,7 @@ def thresholds(z: Tensor) -> Tensor:
     wait for the device, all `NEWTON_STEPS` are done, for large inputs in compiled code.
     """
     if z.is_cuda and z.numel() >= _COMPILED_ELEMENTS and not torch.compiler.is_compiling():
-        tau = _compiled.attempt(lambda: compiled_once(all_newton_steps)(z.detach()))
+        tau = _compiled.attempt(lambda: compiled_thresholds(z))
         if tau is not None:
             return tau
     tau = torch.full_like(z[..., :1], -1.0)
