@@ -48,7 +48,8 @@ for skipping in (False, True):
     decode_slots.decode_slots(
         newest, room, room, torch.tensor([700, 900]), 0.125, False, -20.0, skipping=skipping
     )
-kernel_softmax_decode(newest, room, room, torch.tensor([700, 900]), 0.125)
+for slope_H in (None, torch.ones(4)):
+    kernel_softmax_decode(newest, room, room, torch.tensor([700, 900]), 0.125, slope_H=slope_H)
 """
 
 

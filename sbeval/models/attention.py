@@ -146,14 +146,19 @@ class SoftmaxMixer(nn.Module):
         """Computes one decode step, [B, H, Q, D]; with a sliding window, the slots hold only the keys inside it.
 
         Raises:
-            ValueError: the scheme is ALiBi, NAPE or FIRE, whose bias needs the positions of the keys.
+            ValueError: the scheme is FIRE, or ALiBi or NAPE with a sliding window: their bias needs the positions of
+                the keys.
         """
+        slope_H: Tensor | None = None
         if self.bias is not None:
-            raise ValueError(
-                "ALiBi, NAPE and FIRE need the positions of keys, which a SlotCache does not store: use another cache"
-            )
+            if not isinstance(self.bias, AlibiBias) or self.sliding_window is not None:
+                raise ValueError(
+                    "FIRE, and ALiBi or NAPE with a sliding window, need the positions of keys, which a SlotCache does "
+                    "not store: use another cache"
+                )
+            slope_H = self.bias.slopes_on(q_BHQD.device)
         decode = entmax_decode if self.entmax else softmax_decode
-        return decode(q_BHQD, k_BGKD, v_BGKD, slots.length_B, scale=self.scale)
+        return decode(q_BHQD, k_BGKD, v_BGKD, slots.length_B, scale=self.scale, slope_H=slope_H)
 
 
 def _for_each_head(v_BGQD: Tensor, output_BHQD: Tensor) -> Tensor:

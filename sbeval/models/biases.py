@@ -3,6 +3,7 @@
 Shape suffixes: B batch, H heads, R rows (queries of a block), C keys a block can see.
 """
 
+import functools
 import math
 
 import torch
@@ -54,17 +55,27 @@ class AlibiBias(nn.Module):
 
     def forward(self, position_BR: Tensor | None, distance_RC: Tensor) -> Tensor:
         """Returns [1, H, R, C] in fp32."""
-        slope_H = torch.tensor(self.slopes, dtype=torch.float32, device=distance_RC.device)
-        return -slope_H[:, None, None] * distance_RC[None, None]
+        return -self.slopes_on(distance_RC.device)[:, None, None] * distance_RC[None, None]
+
+    def slopes_on(self, device: torch.device) -> Tensor:
+        """Returns the slopes on a device, [H] in fp32."""
+        return _slopes_on(tuple(self.slopes), device)
 
     def score_mod(self, position_Q: Tensor | None, device: torch.device) -> ScoreMod:
         """Returns the bias as a FlexAttention `score_mod`, computed in fp32."""
-        slope_H = torch.tensor(self.slopes, dtype=torch.float32, device=device)
+        slope_H = self.slopes_on(device)
 
         def add(logit: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
             return logit - slope_H[head] * (query - key)
 
         return add
+
+
+@functools.lru_cache(maxsize=256)
+def _slopes_on(slopes: tuple[float, ...], device: torch.device) -> Tensor:
+    # a CUDA graph cannot capture a transfer from the host, so the tensor of an earlier call is read again
+    with torch.inference_mode(False):
+        return torch.tensor(slopes, dtype=torch.float32, device=device)
 
 
 class FireBias(nn.Module):

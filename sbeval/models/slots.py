@@ -154,7 +154,14 @@ class SlotCache(Cache):
 
 
 def softmax_decode(
-    q_BHQD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, length_B: Tensor, *, scale: float, sink_H: Tensor | None = None
+    q_BHQD: Tensor,
+    k_BGKD: Tensor,
+    v_BGKD: Tensor,
+    length_B: Tensor,
+    *,
+    scale: float,
+    sink_H: Tensor | None = None,
+    slope_H: Tensor | None = None,
 ) -> Tensor:
     """Computes softmax attention of a decode step: each slot's newest Q positions attend to the slot's keys.
 
@@ -165,6 +172,8 @@ def softmax_decode(
         length_B: number of valid keys in each slot, including those of the newest positions; at least Q.
         scale: factor of the logits.
         sink_H: attention sink, a logit for each head that takes part in the softmax and has no value.
+        slope_H: ALiBi's slopes in fp32, which are multiplied by the distance and subtracted from the logits. The slots
+            must hold all keys of their texts.
 
     Returns:
         [B, H, Q, D].
@@ -174,7 +183,7 @@ def softmax_decode(
         from sbeval.models.kernels.slots import kernel_softmax_decode
 
         q_BHQD = q_BHQD if q_BHQD.stride(-1) == 1 else q_BHQD.contiguous()
-        return kernel_softmax_decode(q_BHQD, k_BGKD, v_BGKD, length_B, scale, sink_H=sink_H)
+        return kernel_softmax_decode(q_BHQD, k_BGKD, v_BGKD, length_B, scale, sink_H=sink_H, slope_H=slope_H)
     groups = k_BGKD.shape[1]
     queries = q_BHQD.shape[2]
     longest = int(length_B.max())
@@ -184,13 +193,23 @@ def softmax_decode(
     q_BGRD = q_BHQD.reshape(len(q_BHQD), groups, -1, q_BHQD.shape[3])
     mask_B1RK = visible_BQK.repeat(1, q_BGRD.shape[2] // queries, 1)[:, None]
     k_BGKD, v_BGKD = k_BGKD[:, :, :longest], v_BGKD[:, :, :longest]
+    if slope_H is not None:
+        bias_BHQK = distance_bias(slope_H, last_BQ1, longest).masked_fill(~visible_BQK[:, None], -torch.inf)
+        mask_B1RK = bias_BHQK.to(q_BHQD.dtype).reshape(len(q_BHQD), groups, -1, longest)
     if sink_H is not None:  # as one more key, with a zero key vector and the sink as its bias
         logit_1GR1 = sink_H.to(q_BHQD.dtype).repeat_interleave(queries).view(1, groups, -1, 1)
-        hidden_BGRK = torch.where(mask_B1RK, 0.0, -torch.inf).to(q_BHQD.dtype).expand(-1, groups, -1, -1)
+        added = mask_B1RK if slope_H is not None else torch.where(mask_B1RK, 0.0, -torch.inf)
+        hidden_BGRK = added.to(q_BHQD.dtype).expand(-1, groups, -1, -1)
         mask_B1RK = torch.cat([hidden_BGRK, logit_1GR1.expand(len(q_BHQD), -1, -1, -1)], dim=3)
         k_BGKD, v_BGKD = (pad(x, (0, 0, 0, 1)) for x in (k_BGKD, v_BGKD))
     output_BGRD = scaled_dot_product_attention(q_BGRD, k_BGKD, v_BGKD, attn_mask=mask_B1RK, scale=scale)
     return output_BGRD.reshape(*q_BHQD.shape[:3], v_BGKD.shape[3])
+
+
+def distance_bias(slope_H: Tensor, last_BQ1: Tensor, keys: int) -> Tensor:
+    """Returns ALiBi's bias in slots, [B, H, Q, K], for queries at positions `last_BQ1`; newer keys get any value."""
+    distance_BQK = last_BQ1 - torch.arange(keys, device=last_BQ1.device)
+    return -slope_H[:, None, None] * distance_BQK[:, None]
 
 
 def _after_earlier(room_BGKD: Tensor, new_NGQD: Tensor, filling: Filling) -> Tensor:

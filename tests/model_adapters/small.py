@@ -66,6 +66,7 @@ ARCHITECTURES: dict[str, Callable[[int], Any]] = {
         layer_overrides=[{}, {"attention": "rope", "num_experts": None, "num_experts_per_token": None}],
     ),
     "forgetting": _small(SbevalConfig, attention="forgetting", key_shift=True, value_shift=True),
+    "alibi": _small(SbevalConfig, attention="alibi"),
     "nape asentmax": _small(SbevalConfig, attention="nape", attention_weights="asentmax"),
     "gated exclusive": _small(SbevalConfig, attention="rope", attention_gate=True, exclusive_self_attention=True),
     "gpt2": lambda v: transformers.GPT2Config(vocab_size=v, n_embd=32, n_layer=2, n_head=4, n_positions=128),

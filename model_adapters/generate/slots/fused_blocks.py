@@ -187,8 +187,6 @@ def _other_parts(attention: Any, linears: Sequence[Any], norms: Sequence[Any], a
     named = ("q_norm", "k_norm", "head_gate", "exclusive", "query_scale")
     if more := [name for name in named if getattr(attention, name, None) not in (None, False)]:
         return f"its attention has {', '.join(more)}"
-    if getattr(getattr(attention, "mixer", None), "bias", None) is not None:
-        return "its attention has a bias"
     projections, gated = linears[:3], linears[4:6]
     if any(len({linear.bias is None for linear in group}) > 1 for group in (projections, gated)):
         return "some of its linear layers have a bias and others have none"

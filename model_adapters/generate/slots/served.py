@@ -32,6 +32,7 @@ Checked = Generator[tuple[int, Continuation], None, set[int]]
 """Yields the same as `Continuations`, and returns the keys of the texts that were yielded."""
 
 _SCHEMES = ("stickbreaking", "rope", "nope")
+_WITHOUT_WINDOW = ("alibi", "nape")
 _SETTINGS = {"until", "max_gen_toks", "min_new_tokens"}
 _OF_SAMPLING = {
     *("do_sample", "temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
@@ -208,8 +209,12 @@ def why_not_model(opened: Opened) -> str | None:
     if any(tensor.device != model.device for tensor in tensors) or any(hasattr(m, "_hf_hook") for m in model.modules()):
         return "the model is on several devices"
     if isinstance(model, SbevalForCausalLM):
-        if model.config.attention not in _SCHEMES:
-            return f"attention of the kind {model.config.attention} needs the positions of keys"
+        config = model.config
+        if config.attention not in _SCHEMES and not (
+            config.attention in _WITHOUT_WINDOW and config.sliding_window is None
+        ):
+            window = " with a sliding window" if config.attention in _WITHOUT_WINDOW else ""
+            return f"attention of the kind {config.attention}{window} needs the positions of keys"
     elif not getattr(model, "_can_compile_fullgraph", False):
         return f"transformers does not list {name} as running with a static cache"
     if sliding_windows(model) is None:

@@ -5,7 +5,7 @@ without the bias are at most b, the product of the scale and the largest norms o
 at distance d has none if b - slope * d < -b - 2, since the query's own key has a logit of at least -b.
 
 Shape suffixes: B batch, H query heads, G key/value heads, M query heads of a key head, Q queries, K keys, D head_dim,
-T queries of a block, N chunks of a block, R rows of a chunk, C keys visible to a chunk.
+T queries of a block, S keys of a block, N chunks of a block, R rows of a chunk, C keys visible to a chunk.
 """
 
 import math
@@ -14,11 +14,13 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
 from sbeval.models.biases import AlibiBias
 from sbeval.models.entmax.kernel import adasplash_attention, suits_adasplash
 from sbeval.models.entmax.weights import entmax15
+from sbeval.models.slots import distance_bias
 from sbeval.models.softmax import Bias, rows_of_a_block
 
 BLOCK_ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 29}
@@ -60,28 +62,37 @@ def entmax_attention(
     members = q_BHQD.shape[1] // groups
     reach_tokens = _reach_tokens(q_BHQD, k_BGKD, scale, bias.slopes)
     outputs = []
-    for heads, slopes in _heads_of_one_slope(bias.slopes, members):
+    for heads in _heads_of_similar_reach(reach_tokens, bias.slopes, members):
         keys = slice(heads.start // members, -(-heads.stop // members))
-        q, k, v = q_BHQD[:, heads], k_BGKD[:, keys], v_BGKD[:, keys]
         window, head_bias = sliding_window, None
-        if slopes[0]:
-            reach = reach_tokens[heads.start]
+        if bias.slopes[heads.start]:
+            reach = max(reach_tokens[heads])
             window = reach if window is None else min(window, reach)
-            head_bias = AlibiBias(len(slopes), slopes)
+            head_bias = AlibiBias(heads.stop - heads.start, bias.slopes[heads])
+        q, k, v = q_BHQD[:, heads], k_BGKD[:, keys], v_BGKD[:, keys]
         outputs.append(_attend(q, k, v, scale, window, seq_start_B, head_bias, position_ids_BQ))
     return torch.cat(outputs, dim=1)
 
 
-def _heads_of_one_slope(slopes: list[float], members: int) -> Iterator[tuple[slice, list[float]]]:
-    """Splits the heads into single heads with a slope, and runs of heads without one that share whole key heads."""
+def _heads_of_similar_reach(reach_tokens: list[int], slopes: list[float], members: int) -> Iterator[slice]:
+    """Splits the heads into runs that are computed at once: whole key heads, or heads that share one key head.
+
+    Within a run all heads have a slope and reaches within a factor of two, or none has a slope. Reaches shorter than
+    the smallest chunk count as equal, since their chunks have the same size.
+    """
     first = 0
     while first < len(slopes):
-        stop = first + 1
-        if not slopes[first] and first % members == 0:
-            while stop < len(slopes) and not slopes[stop]:
-                stop += 1
-            stop = max(first + 1, stop - stop % members) if stop - first >= members else first + 1
-        yield slice(first, stop), slopes[first:stop]
+        stop, reaches = first + 1, [max(reach_tokens[first], SHORTEST_CHUNK)]
+        while stop < len(slopes) and bool(slopes[stop]) == bool(slopes[first]):
+            reaches.append(max(reach_tokens[stop], SHORTEST_CHUNK))
+            if max(reaches) > 2 * min(reaches):
+                break
+            stop += 1
+        if first % members or stop - first < members:
+            stop = min(stop, first + members - first % members)
+        else:
+            stop -= (stop - first) % members
+        yield slice(first, stop)
         first = stop
 
 
@@ -118,29 +129,35 @@ def _attend(
             return output_BHQD
     device, wide = q_BHQD.device, torch.promote_types(q_BHQD.dtype, torch.float32)
 
-    def attend(block: _Block, q_BHTD: Tensor, k: Tensor, v: Tensor, position_BT: Tensor | None) -> Tensor:
+    def attend(block: _Block, q: Tensor, k: Tensor, v: Tensor, position_BQ: Tensor | None) -> Tensor:
         chunks, rows, columns = block.chunks, block.rows, block.columns
+        q_BHTD, k_BGSD, v_BGSD = (
+            _rows(q, block.first_query, block.end_query),
+            *(_rows(x, block.first_key, block.end_key) for x in (k, v)),
+        )
         key_C = torch.arange(columns, device=device)
         distance_RC = key_C[columns - rows :, None] - key_C
         hidden = (distance_RC < 0) | (distance_RC >= window)
-        if seq_start_B is not None:
+        if seq_start_B is not None or block.first_key < 0:
             first_key_N = block.first_key + rows * torch.arange(chunks, device=device)
-            padding_BNC = first_key_N[:, None] + key_C < seq_start_B[:, None, None]
+            start_B = first_key_N.new_zeros(batch) if seq_start_B is None else seq_start_B
+            padding_BNC = first_key_N[:, None] + key_C < start_B[:, None, None]
             hidden = hidden | (padding_BNC[:, None, :, None, None] & (distance_RC != 0))
-        k_BGNDC, v_BGNDC = (x[:, :, block.first_key : block.end_key].unfold(2, columns, rows) for x in (k, v))
+        k_BGNDC, v_BGNDC = (x.unfold(2, columns, rows) for x in (k_BGSD, v_BGSD))
         # autocast would round the logits
         with torch.autocast(device.type, enabled=False):
             # query heads that share a key head are rows of one matmul, so that keys are not copied
-            q_BGNMRD = q_BHTD.to(wide).reshape(batch, groups, -1, chunks, rows, q_BHTD.shape[3]).transpose(2, 3)
+            q_BGNMRD = q_BHTD.to(wide).reshape(batch, groups, -1, chunks, rows, q.shape[3]).transpose(2, 3)
             logits_BGNMRC = (scale * (q_BGNMRD.flatten(3, 4) @ k_BGNDC.to(wide))).view(*q_BGNMRD.shape[:5], columns)
             if bias is not None:
-                if position_BT is None:
-                    position_BT = torch.arange(block.end_key - chunks * rows, block.end_key, device=device)[None]
-                bias_BHRC = bias(position_BT, distance_RC)
+                if position_BQ is None:
+                    position_BQ = torch.arange(keys - queries, keys, device=device)[None]
+                bias_BHRC = bias(_rows(position_BQ, block.first_query, block.end_query, dim=1), distance_RC)
                 logits_BGNMRC = logits_BGNMRC + bias_BHRC.view(len(bias_BHRC), groups, 1, -1, rows, columns)
             weights_BGNMRC = entmax15(logits_BGNMRC.masked_fill(hidden, -torch.inf)).to(v.dtype)
             output_BGNMRD = (weights_BGNMRC.flatten(3, 4) @ v_BGNDC.mT).view(*q_BGNMRD.shape[:5], v.shape[3])
-        return output_BGNMRD.transpose(2, 3).reshape(batch, heads, chunks * rows, v.shape[3])
+        output_BHTD = output_BGNMRD.transpose(2, 3).reshape(batch, heads, chunks * rows, v.shape[3])
+        return output_BHTD[:, :, max(0, -block.first_query) :]
 
     elements = BLOCK_ELEMENTS.get(device.type, BLOCK_ELEMENTS["cpu"]) // (TENSORS_OF_A_BLOCK * batch * heads)
     # the bias of every chunk is the same only if it depends on distances alone
@@ -149,10 +166,7 @@ def _attend(
     recomputed = torch.is_grad_enabled() and logits > elements
     outputs = []
     for block in blocks:
-        newest = block.end_key - keys + queries
-        rows = slice(newest - block.chunks * block.rows, newest)
-        position_BT = None if position_ids_BQ is None else position_ids_BQ[:, rows]
-        arguments = (block, q_BHQD[:, :, rows], k_BGKD, v_BGKD, position_BT)
+        arguments = (block, q_BHQD, k_BGKD, v_BGKD, position_ids_BQ)
         if recomputed:
             outputs.append(checkpoint(attend, *arguments, use_reentrant=False, preserve_rng_state=False))
         else:
@@ -161,39 +175,55 @@ def _attend(
 
 
 class _Block(NamedTuple):
-    """Chunks of queries that are computed at once; each sees `columns` keys, the last of which are its own."""
+    """Chunks of `rows` queries that are computed at once; a chunk sees `columns` keys, the last of which are its own.
+
+    Indices before the first query or key are negative: those rows are zeros.
+    """
 
     chunks: int
     rows: int
     columns: int
+    end_query: int
+    """Index after the last query."""
     end_key: int
     """Index after the last key."""
 
     @property
+    def first_query(self) -> int:
+        return self.end_query - self.chunks * self.rows
+
+    @property
     def first_key(self) -> int:
-        """Index of the first key of the first chunk."""
         return self.end_key - (self.chunks - 1) * self.rows - self.columns
 
 
 def _blocks(queries: int, keys: int, window: int, elements: int, *, batched: bool) -> Iterator[_Block]:
     """Yields blocks of at most that many logits of a head, if one row allows; without `batched`, of one chunk each.
 
-    Without a window a block is one chunk. With a window a chunk has about as many rows as the window has keys, and all
-    chunks with equally many keys are one batched matmul. The first chunk is the shorter one, as in `softmax_attention`.
+    Without a window a block is one chunk. With a window a chunk has about as many rows as the window has keys, and the
+    chunks of a block are one batched matmul.
     """
     rows = rows_of_a_block(queries, keys, window, elements)
     if window < keys:
         rows = min(rows, max(window, SHORTEST_CHUNK))
-    stop = 0
-    while stop < queries:
-        chunk = (queries - 1) % rows + 1 if stop == 0 else rows
-        end = keys - queries + stop + chunk
-        columns = min(end, chunk + window - 1)
-        chunks = 1
-        if batched and chunk == rows and window < keys and columns == chunk + window - 1:
-            chunks = max(1, min((queries - stop) // rows, elements // (rows * columns)))
-        stop += chunks * chunk
-        yield _Block(chunks, chunk, columns, end + (chunks - 1) * chunk)
+    count = -(-queries // rows)
+    together = 1
+    if batched and window < keys:
+        together = max(1, min(count, elements // (rows * (rows + window - 1))))
+    for last in range((count - 1) % together + 1, count + 1, together):
+        chunks = min(last, together)
+        end_query = queries - (count - last) * rows
+        end_key = keys - queries + end_query
+        columns = rows + window - 1
+        if chunks == 1:
+            columns = min(columns, max(rows, end_key))
+        yield _Block(chunks, rows, columns, end_query, end_key)
+
+
+def _rows(x: Tensor, start: int, stop: int, *, dim: int = 2) -> Tensor:
+    """Returns `x[:, :, start:stop]` for dimension 2, with zeros before the first row if `start` is negative."""
+    inside = x.narrow(dim, max(0, start), stop - max(0, start))
+    return inside if start >= 0 else pad(inside, [0, 0] * (x.ndim - 1 - dim) + [-start, 0])
 
 
 def block_bytes(heads: int, key_heads: int, head_dim: int, tokens: int, device_type: str, *, batch: int = 1) -> int:
@@ -206,7 +236,15 @@ def block_bytes(heads: int, key_heads: int, head_dim: int, tokens: int, device_t
     return torch.float32.itemsize * (elements + key_heads * tokens * head_dim)
 
 
-def entmax_decode(q_BHQD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, length_B: Tensor, *, scale: float) -> Tensor:
+def entmax_decode(
+    q_BHQD: Tensor,
+    k_BGKD: Tensor,
+    v_BGKD: Tensor,
+    length_B: Tensor,
+    *,
+    scale: float,
+    slope_H: Tensor | None = None,
+) -> Tensor:
     """Computes entmax attention of a decode step: each slot's newest Q positions attend to the slot's keys.
 
     Args:
@@ -215,6 +253,7 @@ def entmax_decode(q_BHQD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, length_B: Tens
         v_BGKD: values of the slots.
         length_B: number of valid keys in each slot, including those of the newest positions; at least Q.
         scale: factor of the logits.
+        slope_H: ALiBi's slopes in fp32; the slots must hold all keys of their texts.
 
     Returns:
         [B, H, Q, D].
@@ -226,6 +265,8 @@ def entmax_decode(q_BHQD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, length_B: Tens
     hidden_BQK = torch.arange(keys, device=length_B.device) > last_BQ1
     q_BGND = q_BHQD.to(wide).reshape(batch, groups, -1, head_dim)
     logits_BHQK = (scale * (q_BGND @ k_BGKD.to(wide).mT)).view(batch, heads, queries, keys)
+    if slope_H is not None:
+        logits_BHQK = logits_BHQK + distance_bias(slope_H, last_BQ1, keys)
     weights_BHQK = entmax15(logits_BHQK.masked_fill(hidden_BQK[:, None], -torch.inf)).to(v_BGKD.dtype)
     output_BGND = weights_BHQK.view(batch, groups, -1, keys) @ v_BGKD
     return output_BGND.view(batch, heads, queries, v_BGKD.shape[3])

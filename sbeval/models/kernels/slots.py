@@ -60,11 +60,11 @@ def kernel_write(k_BGKD: Tensor, v_BGKD: Tensor, new_k_BGQD: Tensor, new_v_BGQD:
 
 @triton.jit(do_not_specialize=["groups", "shared", "queries", "splits"])
 def _split_kernel(
-    q_ptr, k_ptr, v_ptr, partial_ptr, top_ptr, length_ptr,
+    q_ptr, k_ptr, v_ptr, partial_ptr, top_ptr, length_ptr, slope_ptr,
     q_stride_b, q_stride_h, q_stride_l, k_stride_b, k_stride_h, k_stride_l, v_stride_b, v_stride_h, v_stride_l,
     groups, shared, queries, splits, qk_scale,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
-    FEWEST: tl.constexpr, EARLY: tl.constexpr,
+    FEWEST: tl.constexpr, EARLY: tl.constexpr, LOG2_E: tl.constexpr,
 ):  # fmt: skip
     split = tl.program_id(1)
     pair = tl.program_id(0).to(tl.int64)
@@ -85,6 +85,9 @@ def _split_kernel(
     within = tl.arange(0, BLOCK_N)
     inside = row < shared * queries
     head, query = group * shared + row // queries, row % queries
+    position = keys - queries + query
+    if slope_ptr is not None:
+        slope = tl.load(slope_ptr + head, mask=inside, other=0.0) * LOG2_E
     q_at = q_ptr + batch * q_stride_b + head * q_stride_h + query * q_stride_l
     q = tl.load(q_at[:, None] + dim[None, :], mask=inside[:, None] & (dim < HEAD_DIM)[None, :], other=0.0)
     k_base = k_ptr + batch * k_stride_b + group * k_stride_h
@@ -99,7 +102,9 @@ def _split_kernel(
         k = tl.load(k_base + at * k_stride_l + dim[None, :], mask=visible, other=0.0)
         v = tl.load(v_base + at * v_stride_l + dim[None, :], mask=visible, other=0.0)
         z = tl.dot(q, tl.trans(k), input_precision="ieee") * qk_scale
-        z = tl.where(key[None, :] <= (keys - queries + query)[:, None], z, float("-inf"))
+        if slope_ptr is not None:
+            z -= slope[:, None] * (position[:, None] - key[None, :])
+        z = tl.where(key[None, :] <= position[:, None], z, float("-inf"))
         higher = tl.maximum(top, tl.max(z, 1))
         # a split may contain no key that is visible to a query
         base = tl.where(higher == float("-inf"), 0.0, higher)
@@ -160,6 +165,7 @@ def kernel_softmax_decode(
     scale: float,
     *,
     sink_H: Tensor | None = None,
+    slope_H: Tensor | None = None,
     splits: int | None = None,
 ) -> Tensor:
     """Computes softmax attention of a decode step over the keys in each slot.
@@ -172,6 +178,7 @@ def kernel_softmax_decode(
         length_B: number of valid keys in each slot, integers on the device, at least Q; no key beyond is read.
         scale: factor of the logits.
         sink_H: attention sink, a logit for each head that takes part in the softmax and has no value; contiguous.
+        slope_H: ALiBi's slopes in fp32, contiguous; None without ALiBi.
         splits: number of programs that share the keys of a head; None chooses it.
 
     Returns:
@@ -193,11 +200,12 @@ def kernel_softmax_decode(
     options = {"launch_pdl": True} if early else {}
     with on_device_of(q_BHQD):
         _split_kernel[(batch * groups, splits)](
-            q_BHQD, k_BGKD, v_BGKD, part, top, length_B,
+            q_BHQD, k_BGKD, v_BGKD, part, top, length_B, slope_H,
             *q_BHQD.stride()[:3], *k_BGKD.stride()[:3], *v_BGKD.stride()[:3],
             groups, shared, queries, splits, scale * LOG2_E,
             HEAD_DIM=head_dim, BLOCK_D=block_head_dim, ROWS=rows, BLOCK_N=block_keys, FEWEST=fewest,
-            STAGES=max(2, min(6, 48 * 1024 // (2 * block_keys * row_bytes))), EARLY=early, num_warps=4, **options,
+            STAGES=max(2, min(6, 48 * 1024 // (2 * block_keys * row_bytes))), EARLY=early, LOG2_E=LOG2_E,
+            num_warps=4, **options,
         )  # fmt: skip
         _join_kernel[(batch * groups, shared * queries)](
             part, top, out, length_B, sink_H, *out.stride()[:3], groups, shared, queries, splits,

@@ -24,6 +24,8 @@ OWN: dict[str, dict[str, Any]] = {
     "rope-partial": VARIANTS["rope-partial"],
     "nope-geglu": {"attention": "nope", "activation": "geglu", "num_key_value_heads": 2},
     "rope-entmax": {"attention": "rope", "attention_weights": "entmax15", "num_key_value_heads": 2},
+    "nape": {"attention": "nape", "num_key_value_heads": 2},
+    "alibi-entmax": {"attention": "alibi", "attention_weights": "entmax15"},
     "mup-biases": {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "logits_divisor": 1.7, "bias": True},
 }
 
@@ -38,7 +40,12 @@ def model_of(name: str) -> Any:
 
 @pytest.mark.parametrize(
     ("name", "faster"),
-    [("stickbreaking", True), ("llama", True), *exhaustive(*((name, False) for name in OWN), ("llama", False))],
+    [
+        ("stickbreaking", True),
+        ("llama", True),
+        ("nape", False),
+        *exhaustive(*((name, False) for name in OWN), ("llama", False)),
+    ],
 )
 def test_a_step_has_the_logits_of_the_model_s_own_parts(name, faster):
     model = model_of(name)

@@ -28,11 +28,12 @@ def by_transformers(folder: Any, setting: dict[str, Any] = SETTING, prompts: lis
 @pytest.mark.parametrize(
     "architecture",
     [
-        *("stickbreaking", "llama", "gemma3"),
+        *("stickbreaking", "llama", "gemma3", "nape asentmax"),
         *exhaustive(
             "mixture beside rope",
             "gpt2",
             "rope",
+            "alibi",
             "gated exclusive",
             "qwen3",
             "mistral",

@@ -19,13 +19,24 @@ def heads(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
 
 
-def slot_by_slot(q: Tensor, k: Tensor, v: Tensor, lengths: list[int], sink_H: Tensor | None = None) -> Tensor:
+def slot_by_slot(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lengths: list[int],
+    sink_H: Tensor | None = None,
+    slope_H: Tensor | None = None,
+) -> Tensor:
     shared = q.shape[1] // k.shape[1]
     outputs = []
     for slot, length in enumerate(lengths):
         keys, values = (x[slot, :, :length].double().repeat_interleave(shared, 0) for x in (k, v))
         seen = torch.ones(q.shape[2], length, dtype=torch.bool, device=DEVICE).tril(length - q.shape[2])
-        weights = (q[slot].double() @ keys.mT * 0.3).masked_fill(~seen, -torch.inf).exp()
+        logits = q[slot].double() @ keys.mT * 0.3
+        if slope_H is not None:
+            newest = torch.arange(length - q.shape[2], length, device=DEVICE)[:, None]
+            logits = logits - slope_H.double()[:, None, None] * (newest - torch.arange(length, device=DEVICE))
+        weights = logits.masked_fill(~seen, -torch.inf).exp()
         whole = weights.sum(-1, keepdim=True) + (0 if sink_H is None else sink_H.double().exp()[:, None, None])
         outputs.append((weights / whole @ values)[None])
     return torch.cat(outputs)
@@ -33,11 +44,12 @@ def slot_by_slot(q: Tensor, k: Tensor, v: Tensor, lengths: list[int], sink_H: Te
 
 @given(
     lengths=st.lists(st.integers(4, 300), min_size=1, max_size=3), queries=st.integers(1, 4), splits=st.integers(1, 5),
-    shared=st.integers(1, 3), head_dim=st.sampled_from([8, 16, 20]), sink=st.booleans(), seed=st.integers(0, 99),
+    shared=st.integers(1, 3), head_dim=st.sampled_from([8, 16, 20]), sink=st.booleans(), alibi=st.booleans(),
+    seed=st.integers(0, 99),
 )  # fmt: skip
 @settings(max_examples=10, deadline=None)
 def test_however_the_keys_are_split_the_softmax_is_of_each_slot_s_own_keys(
-    lengths: list[int], queries: int, splits: int, shared: int, head_dim: int, sink: bool, seed: int
+    lengths: list[int], queries: int, splits: int, shared: int, head_dim: int, sink: bool, alibi: bool, seed: int
 ) -> None:
     slots = len(lengths)
     q = heads(slots, 2 * shared, queries, head_dim, seed=seed)
@@ -46,18 +58,23 @@ def test_however_the_keys_are_split_the_softmax_is_of_each_slot_s_own_keys(
         k[slot, :, length:], v[slot, :, length:] = torch.nan, torch.nan  # not read
     length_B = torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
     sink_H = heads(2 * shared, seed=seed + 3) if sink else None
-    found = kernel_softmax_decode(q, k, v, length_B, 0.3, sink_H=sink_H, splits=splits)
-    torch.testing.assert_close(found.double(), slot_by_slot(q, k, v, lengths, sink_H), rtol=1e-4, atol=1e-5)
+    slope_H = torch.linspace(0, 1.3, 2 * shared, device=DEVICE) if alibi else None
+    found = kernel_softmax_decode(q, k, v, length_B, 0.3, sink_H=sink_H, slope_H=slope_H, splits=splits)
+    expected = slot_by_slot(q, k, v, lengths, sink_H, slope_H)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("queries", [1, 3])
 @pytest.mark.parametrize("sink", [True, False])
-def test_the_definition_is_the_softmax_of_each_slot_s_own_keys(sink: bool, queries: int) -> None:
+@pytest.mark.parametrize("alibi", [True, False])
+def test_the_definition_is_the_softmax_of_each_slot_s_own_keys(alibi: bool, sink: bool, queries: int) -> None:
     q, k, v = heads(3, 4, queries, 8, seed=0), heads(3, 2, 40, 8, seed=1), heads(3, 2, 40, 8, seed=2)
     lengths, sink_H = [40, 3, 17], heads(4, seed=3) if sink else None
     length_B = torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
-    found = softmax_decode(q, k, v, length_B, scale=0.3, sink_H=sink_H)
-    torch.testing.assert_close(found.double(), slot_by_slot(q, k, v, lengths, sink_H), rtol=1e-4, atol=1e-5)
+    slope_H = torch.tensor([1.0, 0.5, 0.25, 0.0], device=DEVICE) if alibi else None
+    found = softmax_decode(q, k, v, length_B, scale=0.3, sink_H=sink_H, slope_H=slope_H)
+    expected = slot_by_slot(q, k, v, lengths, sink_H, slope_H)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
