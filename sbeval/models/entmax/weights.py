@@ -22,6 +22,7 @@ from sbeval.models.kernels.devices import OptionalKernel
 NEWTON_STEPS = 12
 """Limit on Newton steps; the worst rows found need 8 in fp32 and 10 in fp64."""
 _COMPILED_ELEMENTS = 1 << 18
+_FEW_ROWS, _LONG_ROW = 128, 1 << 14
 _compiled = OptionalKernel("A compiled threshold of entmax", "it runs uncompiled")
 
 
@@ -42,6 +43,12 @@ def all_newton_steps(z: Tensor) -> Tensor:
     return tau
 
 
+def _suits_compiled_code(z: Tensor) -> bool:
+    rows, columns = z.numel() // z.shape[-1], z.shape[-1]
+    # code for all shapes sums a row in one program, so few long rows would leave most of the GPU idle
+    return z.numel() >= _COMPILED_ELEMENTS and (rows >= _FEW_ROWS or columns <= _LONG_ROW)
+
+
 def compiled_thresholds(z: Tensor) -> Tensor:
     """Returns `all_newton_steps` from compiled code, whose matrix [rows, K] is compiled once for all shapes."""
     # dynamo would compile again for a dimension of size one, and for two dimensions that are equal only at first
@@ -57,7 +64,7 @@ def thresholds(z: Tensor) -> Tensor:
     On a CPU the steps end once none of them changes a threshold by more than rounding. On a GPU, where asking would
     wait for the device, all `NEWTON_STEPS` are done, for large inputs in compiled code.
     """
-    if z.is_cuda and z.numel() >= _COMPILED_ELEMENTS and not torch.compiler.is_compiling():
+    if z.is_cuda and _suits_compiled_code(z) and not torch.compiler.is_compiling():
         tau = _compiled.attempt(lambda: compiled_thresholds(z))
         if tau is not None:
             return tau
