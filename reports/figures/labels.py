@@ -14,7 +14,6 @@ _BESIDE_OWN_END_AT_MOST = 6
 WIDEST_PIXELS = 260.0
 SYMLOG_CONSTANT = 0.05
 _TICKS = 6
-_HIGH_LEVEL = 0.5  # of a share
 _STEPS = ((10, 50), (5, 10), (2, 2))
 Row = dict[str, Any]
 VISIBLE = {"filter": "indexof(hidden, datum.setting) < 0"}
@@ -189,16 +188,17 @@ def vertical_marks(lengths: Sequence[int], x: Row, units: Sequence[str], *, word
     ]
 
 
-def level_lines(levels: Mapping[float, str], y: Row) -> list[Row]:
-    """Returns layers with a horizontal line at each y value in `levels`, and its label unless that is empty."""
+def level_lines(levels: Mapping[float, str], y: Row, *, start: float | None = None) -> list[Row]:
+    """Returns layers with a horizontal line at each y value in `levels`, and its label unless that is empty.
+
+    Lines of models begin near the level `start`, if there is one, so its label is at the right end.
+    """
     if not levels:
         return []
-    # lines start together near a high level, so its label is at the right end; others are at the left. The label of a
-    # single low level is below it, away from the labels above the plot.
-    high = len(levels) > 1 or max(levels) > _HIGH_LEVEL
-    rows = [{"y": value, "text": text, "right": high and value == max(levels)} for value, text in levels.items()]
+    rows = [{"y": value, "text": text, "right": value == start} for value, text in levels.items()]
     rule = {"data": {"values": rows}, "mark": {"type": "rule", "style": "zero-line"}, "encoding": {"y": y}}
-    baseline, dy = ("bottom", -4) if high else ("top", 4)
+    # the label of a single level is below it, away from the labels above the plot
+    baseline, dy = ("top", 4) if start is None and len(levels) == 1 else ("bottom", -4)
     texts = [
         {
             "data": {"values": worded},

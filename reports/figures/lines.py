@@ -39,6 +39,7 @@ class Axes:
         y_format: d3 format of the labels of the y axis.
         y_values: the labelled values of the y axis; if None, Vega chooses them.
         levels: y value of a horizontal line, such as zero for differences, to the label of the line.
+        start_level: the level near which the lines begin, whose label is at the right end; None if there is none.
         x_values: the labelled values of the x axis if it shows something other than context lengths; else None.
     """
 
@@ -51,6 +52,7 @@ class Axes:
     y_format: str | None = None
     y_values: tuple[float, ...] | None = None
     levels: Mapping[float, str] = dataclasses.field(default_factory=dict)
+    start_level: float | None = None
     x_values: tuple[int, ...] | None = None
 
 
@@ -100,7 +102,7 @@ def line_figure(
     marks = [mark for mark in training_marks(looks, order) if low <= mark <= high and not axes.x_values]
     layers = [
         *labels.vertical_marks(marks, x, units, worded=panel is None),
-        *labels.level_lines(axes.levels, y),
+        *labels.level_lines(axes.levels, y, start=axes.start_level),
         _between(points, "low", "high", _BAND, x, y, color),
         _line(x, y, color),
         _between(points, "seed_low", "seed_high", _SEEDS, x, y, color, {"filter": "isValid(datum.seed_low)"}),

@@ -172,6 +172,7 @@ def _figure(
         x_values=tuple(counts) if counted else None,
         y_title="exact answers",
         levels=levels,
+        start_level=_SOLVED,
         **SHARES,
     )
     tooltip = with_seeds(_TOOLTIP | {"x_text": _AXIS_NAMES[counted] if counted else "context"}, rows)

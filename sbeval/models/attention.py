@@ -146,15 +146,15 @@ class SoftmaxMixer(nn.Module):
         """Computes one decode step, [B, H, Q, D]; with a sliding window, the slots hold only the keys inside it.
 
         Raises:
-            ValueError: the scheme is FIRE, or ALiBi or NAPE with a sliding window: their bias needs the positions of
-                the keys.
+            ValueError: the bias needs the positions of the keys: it is not ALiBi, or there is a sliding window.
         """
         slope_H: Tensor | None = None
         if self.bias is not None:
             if not isinstance(self.bias, AlibiBias) or self.sliding_window is not None:
+                window = "" if self.sliding_window is None else " with a sliding window"
                 raise ValueError(
-                    "FIRE, and ALiBi or NAPE with a sliding window, need the positions of keys, which a SlotCache does "
-                    "not store: use another cache"
+                    f"{type(self.bias).__name__}{window} needs the positions of keys, which a SlotCache does not "
+                    "store: use another cache"
                 )
             slope_H = self.bias.slopes_on(q_BHQD.device)
         decode = entmax_decode if self.entmax else softmax_decode

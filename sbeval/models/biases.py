@@ -3,7 +3,6 @@
 Shape suffixes: B batch, H heads, R rows (queries of a block), C keys a block can see.
 """
 
-import functools
 import math
 
 import torch
@@ -52,14 +51,22 @@ class AlibiBias(nn.Module):
         super().__init__()
         self.slopes = alibi_slopes(heads) if slopes is None else slopes
         self.channels = heads
+        self._slopes_on_gpus: dict[torch.device, Tensor] = {}
 
     def forward(self, position_BR: Tensor | None, distance_RC: Tensor) -> Tensor:
         """Returns [1, H, R, C] in fp32."""
-        return -self.slopes_on(distance_RC.device)[:, None, None] * distance_RC[None, None]
+        return AlibiOfHeads(self.slopes_on(distance_RC.device))(position_BR, distance_RC)
 
     def slopes_on(self, device: torch.device) -> Tensor:
         """Returns the slopes on a device, [H] in fp32."""
-        return _slopes_on(tuple(self.slopes), device)
+        # a CUDA graph cannot capture a transfer from the host, and its replays read the tensor of the capture
+        if device in self._slopes_on_gpus:
+            return self._slopes_on_gpus[device]
+        with torch.inference_mode(False):
+            slope_H = torch.tensor(self.slopes, dtype=torch.float32, device=device)
+        if slope_H.is_cuda:
+            self._slopes_on_gpus[device] = slope_H
+        return slope_H
 
     def score_mod(self, position_Q: Tensor | None, device: torch.device) -> ScoreMod:
         """Returns the bias as a FlexAttention `score_mod`, computed in fp32."""
@@ -71,11 +78,17 @@ class AlibiBias(nn.Module):
         return add
 
 
-@functools.lru_cache(maxsize=256)
-def _slopes_on(slopes: tuple[float, ...], device: torch.device) -> Tensor:
-    # a CUDA graph cannot capture a transfer from the host, so the tensor of an earlier call is read again
-    with torch.inference_mode(False):
-        return torch.tensor(slopes, dtype=torch.float32, device=device)
+class AlibiOfHeads:
+    """ALiBi's bias for heads with these slopes, [H] in fp32."""
+
+    by_distance = True
+
+    def __init__(self, slope_H: Tensor) -> None:
+        self._slope_H = slope_H
+
+    def __call__(self, position_BR: Tensor | None, distance_RC: Tensor) -> Tensor:
+        """Returns [1, H, R, C] in fp32."""
+        return -self._slope_H[:, None, None] * distance_RC[None, None]
 
 
 class FireBias(nn.Module):

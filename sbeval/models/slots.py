@@ -191,23 +191,26 @@ def softmax_decode(
     visible_BQK = torch.arange(longest, device=length_B.device) <= last_BQ1
     # query heads that share a key head are rows of one matmul, so that keys are not copied
     q_BGRD = q_BHQD.reshape(len(q_BHQD), groups, -1, q_BHQD.shape[3])
-    mask_B1RK = visible_BQK.repeat(1, q_BGRD.shape[2] // queries, 1)[:, None]
+    mask_BGRK = visible_BQK.repeat(1, q_BGRD.shape[2] // queries, 1)[:, None]
     k_BGKD, v_BGKD = k_BGKD[:, :, :longest], v_BGKD[:, :, :longest]
     if slope_H is not None:
         bias_BHQK = distance_bias(slope_H, last_BQ1, longest).masked_fill(~visible_BQK[:, None], -torch.inf)
-        mask_B1RK = bias_BHQK.to(q_BHQD.dtype).reshape(len(q_BHQD), groups, -1, longest)
+        mask_BGRK = bias_BHQK.to(q_BHQD.dtype).reshape(len(q_BHQD), groups, -1, longest)
     if sink_H is not None:  # as one more key, with a zero key vector and the sink as its bias
         logit_1GR1 = sink_H.to(q_BHQD.dtype).repeat_interleave(queries).view(1, groups, -1, 1)
-        added = mask_B1RK if slope_H is not None else torch.where(mask_B1RK, 0.0, -torch.inf)
-        hidden_BGRK = added.to(q_BHQD.dtype).expand(-1, groups, -1, -1)
-        mask_B1RK = torch.cat([hidden_BGRK, logit_1GR1.expand(len(q_BHQD), -1, -1, -1)], dim=3)
+        bias_BGRK = mask_BGRK if slope_H is not None else torch.where(mask_BGRK, 0.0, -torch.inf)
+        bias_BGRK = bias_BGRK.to(q_BHQD.dtype).expand(-1, groups, -1, -1)
+        mask_BGRK = torch.cat([bias_BGRK, logit_1GR1.expand(len(q_BHQD), -1, -1, -1)], dim=3)
         k_BGKD, v_BGKD = (pad(x, (0, 0, 0, 1)) for x in (k_BGKD, v_BGKD))
-    output_BGRD = scaled_dot_product_attention(q_BGRD, k_BGKD, v_BGKD, attn_mask=mask_B1RK, scale=scale)
+    output_BGRD = scaled_dot_product_attention(q_BGRD, k_BGKD, v_BGKD, attn_mask=mask_BGRK, scale=scale)
     return output_BGRD.reshape(*q_BHQD.shape[:3], v_BGKD.shape[3])
 
 
 def distance_bias(slope_H: Tensor, last_BQ1: Tensor, keys: int) -> Tensor:
-    """Returns ALiBi's bias in slots, [B, H, Q, K], for queries at positions `last_BQ1`; newer keys get any value."""
+    """Returns ALiBi's bias in slots, [B, H, Q, K], for queries at positions `last_BQ1`.
+
+    Keys newer than the query must be masked.
+    """
     distance_BQK = last_BQ1 - torch.arange(keys, device=last_BQ1.device)
     return -slope_H[:, None, None] * distance_BQK[:, None]
 

@@ -92,7 +92,7 @@ def test_the_threshold_is_compiled_once_for_all_shapes(monkeypatch: pytest.Monke
 
     compiled = torch.compile(all_newton_steps, dynamic=True, fullgraph=True, backend=backend)
     monkeypatch.setattr("sbeval.models.entmax.weights.compiled_once", lambda function: compiled)
-    for shape in [(2, 1, 3, 3), (2, 1, 3, 9), (1, 1, 5, 7), (2, 4, 1, 6), (3, 2, 1, 4, 5, 6)]:
+    for shape in [(2, 3, 6), (2, 1, 3, 3), (2, 1, 3, 9), (1, 1, 5, 7), (2, 4, 1, 6), (3, 2, 1, 4, 5, 6)]:
         z = torch.randn(shape)
         z = z - z.amax(-1, keepdim=True)
         assert_close(compiled_thresholds(z), thresholds(z), rtol=0, atol=1e-5)
@@ -161,11 +161,11 @@ def test_the_longest_short_text_and_the_next_longer_one_equal_the_definition(
         return entmax15(logits_BGNMRC)
 
     monkeypatch.setattr(blocks, "entmax15", counted)
-    bias = AlibiBias(4) if scheme == "alibi" else AlibiBias(4, nape_slopes(4))
+    bias = AlibiBias(4, [4.0, 1.0, 0.25, 0.06] if scheme == "alibi" else nape_slopes(4))
     output = entmax_attention(*single, scale=0.7, bias=bias)
     exact = reference_attention(*double, scale=0.7, slope_H=torch.tensor(bias.slopes, dtype=torch.float64))
     if longer:
-        assert head_counts == ({1} if scheme == "alibi" else {2})  # NAPE's heads have similar reaches, or no slope
+        assert head_counts == {2}  # two heads with similar reaches, and two that see all keys
     else:
         assert head_counts == {4}
     assert_close(output.double(), exact, rtol=1e-4, atol=1e-5)
@@ -210,6 +210,31 @@ def test_backward_keeps_the_weights_of_no_block(monkeypatch: pytest.MonkeyPatch)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         entmax_attention(q, k, v, scale=0.4)
     assert sum(kept.values()) < 4 * 256 * 256
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    queries=st.integers(1, 3000),
+    older=st.sampled_from([0, 1, 500]),
+    share=st.floats(0.001, 1.0),
+    elements=st.sampled_from([1, 3000, 1 << 17, 1 << 24]),
+    copied=st.sampled_from([0, 16]),
+)
+def test_blocks_cover_each_query_once_and_windows_save_logits(
+    queries: int, older: int, share: float, elements: int, copied: int
+) -> None:
+    keys = queries + older
+    window = max(1, round(share * keys))
+    made = blocks._blocks(queries, keys, window, elements, batched=True, copied_elements=copied)
+    ends = [max(0, block.first_query) for block in made] + [queries]
+    assert ends[0] == 0
+    assert ends[1:] == [block.end_query for block in made]
+    without_window = blocks._blocks(queries, keys, keys, elements, batched=True)
+    assert blocks._logits(made) <= blocks._logits(without_window)
+    for block in made:
+        assert block.columns >= min(block.rows + window - 1, block.end_key)
+        needed = block.chunks * (block.rows * block.columns + copied * (block.rows + block.columns))
+        assert block.chunks == 1 or needed <= elements
 
 
 @torch.no_grad()

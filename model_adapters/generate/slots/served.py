@@ -32,7 +32,7 @@ Checked = Generator[tuple[int, Continuation], None, set[int]]
 """Yields the same as `Continuations`, and returns the keys of the texts that were yielded."""
 
 _SCHEMES = ("stickbreaking", "rope", "nope")
-_WITHOUT_WINDOW = ("alibi", "nape")
+_SCHEMES_WITHOUT_WINDOW = ("alibi", "nape")  # a ring buffer does not say how far back a key is
 _SETTINGS = {"until", "max_gen_toks", "min_new_tokens"}
 _OF_SAMPLING = {
     *("do_sample", "temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
@@ -211,9 +211,9 @@ def why_not_model(opened: Opened) -> str | None:
     if isinstance(model, SbevalForCausalLM):
         config = model.config
         if config.attention not in _SCHEMES and not (
-            config.attention in _WITHOUT_WINDOW and config.sliding_window is None
+            config.attention in _SCHEMES_WITHOUT_WINDOW and config.sliding_window is None
         ):
-            window = " with a sliding window" if config.attention in _WITHOUT_WINDOW else ""
+            window = " with a sliding window" if config.attention in _SCHEMES_WITHOUT_WINDOW else ""
             return f"attention of the kind {config.attention}{window} needs the positions of keys"
     elif not getattr(model, "_can_compile_fullgraph", False):
         return f"transformers does not list {name} as running with a static cache"

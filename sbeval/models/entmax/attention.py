@@ -1,5 +1,7 @@
 """Causal entmax attention in blocks of queries: the logits of one block are materialised, with its bias.
 
+With a window, a block is several chunks of queries, whose logits are one batched matmul.
+
 Heads with ALiBi get a window. A key has a weight only if its logit is at most 2 below the query's largest, and logits
 without the bias are at most b, the product of the scale and the largest norms of the head's queries and keys. So a key
 at distance d has none if b - slope * d < -b - 2, since the query's own key has a logit of at least -b.
@@ -17,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
-from sbeval.models.biases import AlibiBias
+from sbeval.models.biases import AlibiBias, AlibiOfHeads
 from sbeval.models.entmax.kernel import adasplash_attention, suits_adasplash
 from sbeval.models.entmax.weights import entmax15
 from sbeval.models.slots import distance_bias
@@ -33,7 +35,7 @@ TENSORS_OF_A_BLOCK = 4
 SHORT_TOKENS = 128
 """Up to this many keys, all heads are computed at once: more launches would cost more than the skipped keys save."""
 FEW_QUERIES = 16
-"""Up to this many queries (decode steps), likewise: the norms that give a window would read all keys once more."""
+"""Up to this many queries, as in decode steps, heads get no window: its norms would read all keys once more."""
 SHORTEST_CHUNK = 64
 """Smallest number of rows of a chunk; a GPU's matmul computes as many even if fewer are needed."""
 _WEIGHT_RANGE = 2.0  # in logits: entmax-1.5 gives no weight to a key further below the largest
@@ -55,22 +57,21 @@ def entmax_attention(
 
     On a GPU, `adasplash` computes heads without a bias if it is installed; see the module `kernel`.
     """
-    short = k_BGKD.shape[2] <= SHORT_TOKENS or q_BHQD.shape[2] <= FEW_QUERIES
-    if short or not isinstance(bias, AlibiBias):
+    all_heads_at_once = k_BGKD.shape[2] <= SHORT_TOKENS or q_BHQD.shape[2] <= FEW_QUERIES
+    if all_heads_at_once or not isinstance(bias, AlibiBias):
         return _attend(q_BHQD, k_BGKD, v_BGKD, scale, sliding_window, seq_start_B, bias, position_ids_BQ)
     groups = k_BGKD.shape[1]
     members = q_BHQD.shape[1] // groups
-    reach_tokens = _reach_tokens(q_BHQD, k_BGKD, scale, bias.slopes)
+    window = min(sliding_window or k_BGKD.shape[2], k_BGKD.shape[2])
+    reach_tokens = [min(window, reach) for reach in _reach_tokens(q_BHQD, k_BGKD, scale, bias.slopes)]
+    slope_H = bias.slopes_on(q_BHQD.device)
     outputs = []
     for heads in _heads_of_similar_reach(reach_tokens, bias.slopes, members):
         keys = slice(heads.start // members, -(-heads.stop // members))
-        window, head_bias = sliding_window, None
-        if bias.slopes[heads.start]:
-            reach = max(reach_tokens[heads])
-            window = reach if window is None else min(window, reach)
-            head_bias = AlibiBias(heads.stop - heads.start, bias.slopes[heads])
+        run_bias = AlibiOfHeads(slope_H[heads]) if bias.slopes[heads.start] else None
+        run_window = max(reach_tokens[heads])
         q, k, v = q_BHQD[:, heads], k_BGKD[:, keys], v_BGKD[:, keys]
-        outputs.append(_attend(q, k, v, scale, window, seq_start_B, head_bias, position_ids_BQ))
+        outputs.append(_attend(q, k, v, scale, run_window, seq_start_B, run_bias, position_ids_BQ))
     return torch.cat(outputs, dim=1)
 
 
@@ -117,7 +118,7 @@ def _attend(
     scale: float,
     sliding_window: int | None,
     seq_start_B: Tensor | None,
-    bias: Bias | None,
+    bias: Bias | AlibiOfHeads | None,
     position_ids_BQ: Tensor | None,
 ) -> Tensor:
     batch, heads, queries, _ = q_BHQD.shape
@@ -140,7 +141,7 @@ def _attend(
         hidden = (distance_RC < 0) | (distance_RC >= window)
         if seq_start_B is not None or block.first_key < 0:
             first_key_N = block.first_key + rows * torch.arange(chunks, device=device)
-            start_B = first_key_N.new_zeros(batch) if seq_start_B is None else seq_start_B
+            start_B = first_key_N.new_zeros(1) if seq_start_B is None else seq_start_B
             padding_BNC = first_key_N[:, None] + key_C < start_B[:, None, None]
             hidden = hidden | (padding_BNC[:, None, :, None, None] & (distance_RC != 0))
         k_BGNDC, v_BGNDC = (x.unfold(2, columns, rows) for x in (k_BGSD, v_BGSD))
@@ -161,9 +162,10 @@ def _attend(
 
     elements = BLOCK_ELEMENTS.get(device.type, BLOCK_ELEMENTS["cpu"]) // (TENSORS_OF_A_BLOCK * batch * heads)
     # the bias of every chunk is the same only if it depends on distances alone
-    blocks = list(_blocks(queries, keys, window, elements, batched=bias is None or bias.by_distance))
-    logits = sum(block.chunks * block.rows * block.columns for block in blocks)
-    recomputed = torch.is_grad_enabled() and logits > elements
+    batched = bias is None or bias.by_distance
+    copied = -(-q_BHQD.shape[3] // TENSORS_OF_A_BLOCK)
+    blocks = _blocks(queries, keys, window, elements, batched=batched, copied_elements=copied)
+    recomputed = torch.is_grad_enabled() and _logits(blocks) > elements
     outputs = []
     for block in blocks:
         arguments = (block, q_BHQD, k_BGKD, v_BGKD, position_ids_BQ)
@@ -175,7 +177,8 @@ def _attend(
 
 
 class _Block(NamedTuple):
-    """Chunks of `rows` queries that are computed at once; a chunk sees `columns` keys, the last of which are its own.
+    """Chunks of `rows` queries that are computed at once; a chunk sees `columns` keys, the last `rows` of which
+    are the keys at its queries' positions.
 
     Indices before the first query or key are negative: those rows are zeros.
     """
@@ -197,43 +200,60 @@ class _Block(NamedTuple):
         return self.end_key - (self.chunks - 1) * self.rows - self.columns
 
 
-def _blocks(queries: int, keys: int, window: int, elements: int, *, batched: bool) -> Iterator[_Block]:
-    """Yields blocks of at most that many logits of a head, if one row allows; without `batched`, of one chunk each.
+def _blocks(
+    queries: int, keys: int, window: int, elements: int, *, batched: bool, copied_elements: int = 0
+) -> list[_Block]:
+    """Returns blocks with at most `elements` logits for each head, or one row if a row has more.
 
     Without a window a block is one chunk. With a window a chunk has about as many rows as the window has keys, and the
-    chunks of a block are one batched matmul.
+    chunks of a block are one batched matmul, unless single chunks with more rows need fewer logits. `copied_elements`
+    are counted for each row and each column of a batched chunk, since the matmul copies its queries, keys and values.
     """
     rows = rows_of_a_block(queries, keys, window, elements)
-    if window < keys:
-        rows = min(rows, max(window, SHORTEST_CHUNK))
-    count = -(-queries // rows)
-    together = 1
-    if batched and window < keys:
-        together = max(1, min(count, elements // (rows * (rows + window - 1))))
-    for last in range((count - 1) % together + 1, count + 1, together):
-        chunks = min(last, together)
-        end_query = queries - (count - last) * rows
+    single = _equal_blocks(queries, keys, window, rows, 1)
+    if not batched or window == keys:
+        return single
+    rows = min(rows, max(window, SHORTEST_CHUNK))
+    columns = rows + window - 1
+    chunk_elements = rows * columns + copied_elements * (rows + columns)
+    chunks = _equal_blocks(queries, keys, window, rows, max(1, elements // chunk_elements))
+    return min(chunks, single, key=_logits)
+
+
+def _logits(blocks: list[_Block]) -> int:
+    return sum(block.chunks * block.rows * block.columns for block in blocks)
+
+
+def _equal_blocks(queries: int, keys: int, window: int, rows: int, chunks_per_block: int) -> list[_Block]:
+    chunk_count = -(-queries // rows)
+    chunks_per_block = min(chunks_per_block, chunk_count)
+    blocks = []
+    for end_chunk in range((chunk_count - 1) % chunks_per_block + 1, chunk_count + 1, chunks_per_block):
+        chunks = min(end_chunk, chunks_per_block)
+        end_query = queries - (chunk_count - end_chunk) * rows
         end_key = keys - queries + end_query
         columns = rows + window - 1
         if chunks == 1:
             columns = min(columns, max(rows, end_key))
-        yield _Block(chunks, rows, columns, end_query, end_key)
+        blocks.append(_Block(chunks, rows, columns, end_query, end_key))
+    return blocks
 
 
 def _rows(x: Tensor, start: int, stop: int, *, dim: int = 2) -> Tensor:
     """Returns `x[:, :, start:stop]` for dimension 2, with zeros before the first row if `start` is negative."""
-    inside = x.narrow(dim, max(0, start), stop - max(0, start))
-    return inside if start >= 0 else pad(inside, [0, 0] * (x.ndim - 1 - dim) + [-start, 0])
+    existing = x.narrow(dim, max(0, start), stop - max(0, start))
+    return existing if start >= 0 else pad(existing, [0, 0] * (x.ndim - 1 - dim) + [-start, 0])
 
 
 def block_bytes(heads: int, key_heads: int, head_dim: int, tokens: int, device_type: str, *, batch: int = 1) -> int:
-    """Returns the bytes that a block needs at its peak: its logits and weights, and the fp32 copy of the keys.
+    """Returns the bytes that a block needs at its peak: its logits and weights, and fp32 copies of its heads.
 
-    `tokens` is the number of tokens in all `batch` sequences, which are equally long.
+    Windows overlap, so keys and values are counted twice. `tokens` is the number of tokens in all `batch` sequences,
+    which are equally long.
     """
     row = TENSORS_OF_A_BLOCK * heads * tokens
     elements = max(row, min(BLOCK_ELEMENTS[device_type], row * -(-tokens // batch)))
-    return torch.float32.itemsize * (elements + key_heads * tokens * head_dim)
+    return torch.float32.itemsize * (elements + (heads + 4 * key_heads) * tokens * head_dim)
 
 
 def entmax_decode(

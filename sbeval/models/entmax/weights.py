@@ -11,7 +11,6 @@ Shape suffixes: K keys.
 from typing import Any
 
 import torch
-import torch.fx.experimental._config as shape_config
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.linalg import vector_norm
@@ -22,7 +21,9 @@ from sbeval.models.kernels.devices import OptionalKernel
 NEWTON_STEPS = 12
 """Limit on Newton steps; the worst rows found need 8 in fp32 and 10 in fp64."""
 _COMPILED_ELEMENTS = 1 << 18
-_FEW_ROWS, _LONG_ROW = 128, 1 << 14
+_FEWEST_ROWS = 128
+"""Inputs with fewer rows are compiled only up to `_LONGEST_ROW`."""
+_LONGEST_ROW = 1 << 14
 _compiled = OptionalKernel("A compiled threshold of entmax", "it runs uncompiled")
 
 
@@ -46,11 +47,14 @@ def all_newton_steps(z: Tensor) -> Tensor:
 def _suits_compiled_code(z: Tensor) -> bool:
     rows, columns = z.numel() // z.shape[-1], z.shape[-1]
     # code for all shapes sums a row in one program, so few long rows would leave most of the GPU idle
-    return z.numel() >= _COMPILED_ELEMENTS and (rows >= _FEW_ROWS or columns <= _LONG_ROW)
+    return z.numel() >= _COMPILED_ELEMENTS and (rows >= _FEWEST_ROWS or columns <= _LONGEST_ROW)
 
 
 def compiled_thresholds(z: Tensor) -> Tensor:
     """Returns `all_newton_steps` from compiled code, whose matrix [rows, K] is compiled once for all shapes."""
+    # a private module: if torch moves it, the threshold runs uncompiled
+    import torch.fx.experimental._config as shape_config
+
     # dynamo would compile again for a dimension of size one, and for two dimensions that are equal only at first
     rows = z.reshape(-1, z.shape[-1]).detach()
     with shape_config.patch(use_duck_shape=False):  # type: ignore[attr-defined]

@@ -1,5 +1,6 @@
 """What is generated in slots and what is not, with the reason in the log."""
 
+import dataclasses
 import logging
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from accelerate.hooks import attach_align_device_hook_on_blocks
 from lm_eval.models.huggingface import HFLM
 
 from sbeval.model_adapters.batching import DoesNotFit
-from sbeval.model_adapters.generate.slots.served import most_drafts
+from sbeval.model_adapters.generate.slots.served import most_drafts, why_not_model
 from sbeval.model_adapters.generate.slots.stepper import Stepper
 from sbeval.model_adapters.lm import StickBreakingLM
 from tests.model_adapters.generate.slots import LINES
@@ -89,3 +90,22 @@ def test_no_memory_for_trying_a_model_is_one_sentence(checkpoint: Checkpoints, m
 def test_queries_to_a_key_head_limit_what_a_step_looks_up(heads: int, drafts: int) -> None:
     sizes = {"hidden_size": 2 * heads, "head_dim": 2, "num_hidden_layers": 1}
     assert most_drafts(small_model(num_attention_heads=heads, num_key_value_heads=1, **sizes)) == drafts
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"attention": "alibi", "sliding_window": 32}, "attention of the kind alibi with a sliding window needs"),
+        ({"attention": "nape", "sliding_window": 32}, "attention of the kind nape with a sliding window needs"),
+        ({"attention": "fire"}, "attention of the kind fire needs the positions of keys"),
+        ({"attention": "forgetting"}, "attention of the kind forgetting needs the positions of keys"),
+        ({"attention": "alibi"}, None),
+    ],
+)
+def test_a_bias_that_needs_the_positions_of_keys_is_refused_in_slots(
+    fields: dict[str, Any], reason: str | None, checkpoint: Checkpoints
+) -> None:
+    lm = adapter(checkpoint("rope"))
+    model = small_model(**fields, vocab_size=lm.model.config.vocab_size)
+    answer = why_not_model(dataclasses.replace(lm.opened, model=model))
+    assert answer is None if reason is None else reason in str(answer)

@@ -59,7 +59,7 @@ def test_any_number_of_slots_gives_the_same_answers(batch_size, architecture, ch
     assert 7 if batch_size == "auto" else batch_size in in_slots
 
 
-@pytest.mark.parametrize("architecture", ["stickbreaking", *exhaustive("rope")])
+@pytest.mark.parametrize("architecture", ["stickbreaking", *exhaustive("rope", "alibi")])
 @pytest.mark.parametrize("batch_size", [3, *exhaustive(1)])
 def test_drafts_change_no_answer_and_save_steps(batch_size, architecture, checkpoint, monkeypatch):
     steps: list[int] = []
@@ -161,7 +161,7 @@ def test_a_generation_config_that_asks_for_more_goes_the_old_way(name, value, ch
 
 
 @pytest.mark.skipif(DEVICE != "cuda", reason="graphs are recorded on a GPU")
-@pytest.mark.parametrize("architecture", ["stickbreaking", "rope", "llama", "mistral"])
+@pytest.mark.parametrize("architecture", ["stickbreaking", "rope", "llama", "mistral", "alibi", "nape asentmax"])
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_steps_replayed_as_a_graph_give_the_answers_of_steps_without(batch_size, architecture, checkpoint, monkeypatch):
     recorded: list[bool] = []
