@@ -142,21 +142,24 @@ class SoftmaxMixer(nn.Module):
                 return whole_BHQD
         return attention(*heads, seq_start_B=seq_start_B, position_ids_BQ=places, **options)
 
+    @property
+    def needs_key_positions(self) -> bool:
+        """Whether the bias needs the positions of the keys, which a `SlotCache` does not store."""
+        return self.bias is not None and (not isinstance(self.bias, AlibiBias) or self.sliding_window is not None)
+
     def step(self, q_BHQD: Tensor, v_BGQD: Tensor, slots: SlotCache, k_BGKD: Tensor, v_BGKD: Tensor) -> Tensor:
         """Computes one decode step, [B, H, Q, D]; with a sliding window, the slots hold only the keys inside it.
 
         Raises:
             ValueError: the bias needs the positions of the keys: it is not ALiBi, or there is a sliding window.
         """
-        slope_H: Tensor | None = None
-        if self.bias is not None:
-            if not isinstance(self.bias, AlibiBias) or self.sliding_window is not None:
-                window = "" if self.sliding_window is None else " with a sliding window"
-                raise ValueError(
-                    f"{type(self.bias).__name__}{window} needs the positions of keys, which a SlotCache does not "
-                    "store: use another cache"
-                )
-            slope_H = self.bias.slopes_on(q_BHQD.device)
+        if self.needs_key_positions:
+            window = "" if self.sliding_window is None else " with a sliding window"
+            raise ValueError(
+                f"{type(self.bias).__name__}{window} needs the positions of keys, which a SlotCache does not store: "
+                "use another cache"
+            )
+        slope_H = self.bias.slopes_on(q_BHQD.device) if isinstance(self.bias, AlibiBias) else None
         decode = entmax_decode if self.entmax else softmax_decode
         return decode(q_BHQD, k_BGKD, v_BGKD, slots.length_B, scale=self.scale, slope_H=slope_H)
 

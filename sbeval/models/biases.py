@@ -88,7 +88,12 @@ class AlibiOfHeads:
 
     def __call__(self, position_BR: Tensor | None, distance_RC: Tensor) -> Tensor:
         """Returns [1, H, R, C] in fp32."""
-        return -self._slope_H[:, None, None] * distance_RC[None, None]
+        return alibi(self._slope_H, distance_RC[None])
+
+
+def alibi(slope_H: Tensor, distance_BQK: Tensor) -> Tensor:
+    """Returns ALiBi's bias, [B, H, Q, K]; at negative distances, of newer keys, the caller masks it."""
+    return -slope_H[:, None, None] * distance_BQK[:, None]
 
 
 class FireBias(nn.Module):

@@ -19,6 +19,8 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
+from sbeval.models.biases import alibi
+
 MOST_QUERIES = 64
 """Limit of a decode step: query heads that share a key head, times new positions."""
 
@@ -194,7 +196,8 @@ def softmax_decode(
     mask_BGRK = visible_BQK.repeat(1, q_BGRD.shape[2] // queries, 1)[:, None]
     k_BGKD, v_BGKD = k_BGKD[:, :, :longest], v_BGKD[:, :, :longest]
     if slope_H is not None:
-        bias_BHQK = distance_bias(slope_H, last_BQ1, longest).masked_fill(~visible_BQK[:, None], -torch.inf)
+        distance_BQK = last_BQ1 - torch.arange(longest, device=length_B.device)
+        bias_BHQK = alibi(slope_H, distance_BQK).masked_fill(~visible_BQK[:, None], -torch.inf)
         mask_BGRK = bias_BHQK.to(q_BHQD.dtype).reshape(len(q_BHQD), groups, -1, longest)
     if sink_H is not None:  # as one more key, with a zero key vector and the sink as its bias
         logit_1GR1 = sink_H.to(q_BHQD.dtype).repeat_interleave(queries).view(1, groups, -1, 1)
@@ -204,15 +207,6 @@ def softmax_decode(
         k_BGKD, v_BGKD = (pad(x, (0, 0, 0, 1)) for x in (k_BGKD, v_BGKD))
     output_BGRD = scaled_dot_product_attention(q_BGRD, k_BGKD, v_BGKD, attn_mask=mask_BGRK, scale=scale)
     return output_BGRD.reshape(*q_BHQD.shape[:3], v_BGKD.shape[3])
-
-
-def distance_bias(slope_H: Tensor, last_BQ1: Tensor, keys: int) -> Tensor:
-    """Returns ALiBi's bias in slots, [B, H, Q, K], for queries at positions `last_BQ1`.
-
-    Keys newer than the query must be masked.
-    """
-    distance_BQK = last_BQ1 - torch.arange(keys, device=last_BQ1.device)
-    return -slope_H[:, None, None] * distance_BQK[:, None]
 
 
 def _after_earlier(room_BGKD: Tensor, new_NGQD: Tensor, filling: Filling) -> Tensor:

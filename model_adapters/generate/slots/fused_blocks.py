@@ -17,7 +17,6 @@ from sbeval.model_adapters.prepare.changes.linear import AlignedLinear
 from sbeval.model_adapters.prepare.changes.mlps import FusedGatedMLP
 from sbeval.model_adapters.prepare.changes.sums import RowParallelForward
 from sbeval.models import SbevalForCausalLM
-from sbeval.models.biases import AlibiBias
 from sbeval.models.mlp import UNGATED
 from sbeval.models.rope import cos_sin
 from sbeval.models.slots import SlotCache, SlotLayer, softmax_decode
@@ -188,9 +187,7 @@ def _other_parts(attention: Any, linears: Sequence[Any], norms: Sequence[Any], a
     named = ("q_norm", "k_norm", "head_gate", "exclusive", "query_scale")
     if more := [name for name in named if getattr(attention, name, None) not in (None, False)]:
         return f"its attention has {', '.join(more)}"
-    mixer = getattr(attention, "mixer", None)
-    bias = getattr(mixer, "bias", None)
-    if bias is not None and (not isinstance(bias, AlibiBias) or mixer.sliding_window is not None):  # type: ignore[union-attr]
+    if getattr(getattr(attention, "mixer", None), "needs_key_positions", False):
         return "its attention has a bias that needs the positions of keys"
     projections, gated = linears[:3], linears[4:6]
     if any(len({linear.bias is None for linear in group}) > 1 for group in (projections, gated)):

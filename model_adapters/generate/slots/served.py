@@ -209,12 +209,11 @@ def why_not_model(opened: Opened) -> str | None:
     if any(tensor.device != model.device for tensor in tensors) or any(hasattr(m, "_hf_hook") for m in model.modules()):
         return "the model is on several devices"
     if isinstance(model, SbevalForCausalLM):
-        config = model.config
-        if config.attention not in _SCHEMES and not (
-            config.attention in _SCHEMES_WITHOUT_WINDOW and config.sliding_window is None
-        ):
-            window = " with a sliding window" if config.attention in _SCHEMES_WITHOUT_WINDOW else ""
-            return f"attention of the kind {config.attention}{window} needs the positions of keys"
+        scheme, has_window = model.config.attention, model.config.sliding_window is not None
+        if scheme in _SCHEMES_WITHOUT_WINDOW and has_window:
+            return f"attention of the kind {scheme} with a sliding window needs the positions of keys"
+        if scheme not in _SCHEMES + _SCHEMES_WITHOUT_WINDOW:
+            return f"attention of the kind {scheme} needs the positions of keys"
     elif not getattr(model, "_can_compile_fullgraph", False):
         return f"transformers does not list {name} as running with a static cache"
     if sliding_windows(model) is None:

@@ -19,10 +19,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
-from sbeval.models.biases import AlibiBias, AlibiOfHeads
+from sbeval.models.biases import AlibiBias, AlibiOfHeads, alibi
 from sbeval.models.entmax.kernel import adasplash_attention, suits_adasplash
 from sbeval.models.entmax.weights import entmax15
-from sbeval.models.slots import distance_bias
 from sbeval.models.softmax import Bias, rows_of_a_block
 
 BLOCK_ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 29}
@@ -282,11 +281,11 @@ def entmax_decode(
     groups, keys = k_BGKD.shape[1:3]
     wide = torch.promote_types(q_BHQD.dtype, torch.float32)
     last_BQ1 = length_B[:, None, None] - torch.arange(queries, 0, -1, device=length_B.device)[:, None]
-    hidden_BQK = torch.arange(keys, device=length_B.device) > last_BQ1
+    distance_BQK = last_BQ1 - torch.arange(keys, device=length_B.device)
     q_BGND = q_BHQD.to(wide).reshape(batch, groups, -1, head_dim)
     logits_BHQK = (scale * (q_BGND @ k_BGKD.to(wide).mT)).view(batch, heads, queries, keys)
     if slope_H is not None:
-        logits_BHQK = logits_BHQK + distance_bias(slope_H, last_BQ1, keys)
-    weights_BHQK = entmax15(logits_BHQK.masked_fill(hidden_BQK[:, None], -torch.inf)).to(v_BGKD.dtype)
+        logits_BHQK = logits_BHQK + alibi(slope_H, distance_BQK)
+    weights_BHQK = entmax15(logits_BHQK.masked_fill(distance_BQK[:, None] < 0, -torch.inf)).to(v_BGKD.dtype)
     output_BGND = weights_BHQK.view(batch, groups, -1, keys) @ v_BGKD
     return output_BGND.view(batch, heads, queries, v_BGKD.shape[3])
