@@ -13,7 +13,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from sbeval.errors import UserError, first_line
-from sbeval.processes.ranks import LAUNCHED, notify_machines
+from sbeval.processes.ranks import GONE, LAUNCHED, notify_machines
 from sbeval.processes.signals import EndedBySignal
 
 _COMMANDS = ("run", "train", "extend")
@@ -37,8 +37,10 @@ def launch(arguments: Sequence[str]) -> None:
     except ChildFailedError as error:
         why, on_the_board = _why(error.failures)
         print(file=sys.stderr)  # ends the line of an interrupted progress bar
-        if (chosen.num_machines or 1) > 1 and not on_the_board:
-            notify_machines(chosen.main_process_ip, int(chosen.main_process_port), why)
+        machine, machines = chosen.machine_rank or 0, chosen.num_machines or 1
+        if machines > 1 and (machine == 0 or not on_the_board):
+            store = (chosen.main_process_ip, int(chosen.main_process_port))
+            notify_machines(*store, why, machine=machine, machines=machines)
         raise UserError(why) from None
     except SignalException as error:
         raise EndedBySignal(error.sigval) from None
@@ -77,7 +79,7 @@ def _why(failures: Any) -> tuple[str, bool]:
     # wrote no error file
     error_files = [failure.error_file_data for failure in failures.values()]
     if ours := [error_file for error_file in error_files if "timestamp" in error_file]:
-        earliest = min(ours, key=lambda error_file: error_file["timestamp"])
+        earliest = min(ours, key=lambda error_file: (error_file["message"] == GONE, error_file["timestamp"]))
         return str(earliest["message"]), bool(earliest.get("on_the_board"))
     rank, first = min(failures.items(), key=lambda item: item[1].timestamp)
     ended = first.signal_name() if first.exitcode < 0 else f"exit code {first.exitcode}"

@@ -37,7 +37,10 @@ _LOST_SECONDS = 10.0
 _TO_END_SECONDS = 5.0
 _ENDS_WELL = 0
 _FAILED = "sbeval/failed"
-_GONE = "The launcher of the first machine does not answer any more: look at its last output."
+# with the number of a machine: its launcher has the error
+_REPORTED = "sbeval/reported"
+GONE = "The launcher of the first machine does not answer any more: look at its last output."
+"""The error of ranks that lost the store: another rank of their machine may know why."""
 _watch: "_Watch | None" = None
 _failing = False
 
@@ -137,18 +140,18 @@ def report_failure(error: BaseException, sentence: str | None) -> bool:
     set_failing()
     if not several():
         return False
-    if _watch is not None:
-        elsewhere = None if isinstance(error, UserError) else _watch.failed_elsewhere(_TO_END_SECONDS)
-        if elsewhere is not None:
-            _report(elsewhere)
-            return True
-        message = f"{sentence or first_line(error)} ({_name()})"
-        is_first = _watch.post(message)
-        time.sleep(_READ_SECONDS)
-        sentence = sentence and (message if is_first else None)
-        if sentence is None and not is_first:
-            return True
-    return sentence is not None and _write_error_file(sentence)
+    if _watch is None:
+        return sentence is not None and _write_error_file(sentence)
+    message = f"{sentence or first_line(error)} ({_name()})"
+    first = None if isinstance(error, UserError) else _watch.failed_elsewhere(_TO_END_SECONDS)
+    first = first or _watch.post(message)
+    if first != message:
+        _report(first)
+        return True
+    # written before the wait, in which the launcher may end this process because another rank has ended
+    reported = sentence is not None and _write_error_file(message)
+    time.sleep(_READ_SECONDS)
+    return reported
 
 
 def launched() -> bool:
@@ -156,11 +159,28 @@ def launched() -> bool:
     return bool(os.environ.get(LAUNCHED)) and bool(os.environ.get("TORCHELASTIC_ERROR_FILE"))
 
 
-def notify_machines(address: str, port: int, sentence: str) -> None:
-    """Tells the ranks of other machines, from a launcher, that a rank of this machine has failed."""
+def notify_machines(address: str, port: int, sentence: str, *, machine: int, machines: int) -> None:
+    """Tells the other machines, from the launcher of one machine, that the ranks have failed.
+
+    The first machine's launcher has the store with the error: it waits until every machine has reported the error, but
+    not for a machine that does not answer.
+
+    Args:
+        address: address of the first machine.
+        port: port of the store on the first machine.
+        sentence: the error; the ranks of other machines report it, unless the store has an earlier one.
+        machine: number of this machine, from 0.
+        machines: how many machines there are.
+    """
     with contextlib.suppress(Exception):  # the store of the first machine's launcher may be gone
-        if _board(address, port, _TO_END_SECONDS).compare_set(_FAILED, "", sentence).decode() == sentence:
-            time.sleep(_READ_SECONDS)
+        store = _board(address, port, _TO_END_SECONDS)
+        store.compare_set(_FAILED, "", sentence)
+        store.set(f"{_REPORTED}/{machine}", "")
+        last = time.monotonic() + _LOST_SECONDS
+        while machine == 0 and time.monotonic() < last:
+            if store.check([f"{_REPORTED}/{other}" for other in range(machines)]):
+                break
+            time.sleep(_LOOK_SECONDS / 10)
 
 
 @atexit.register
@@ -195,7 +215,9 @@ def _write_error_file(sentence: str) -> bool:
         return False
     with open(os.environ["TORCHELASTIC_ERROR_FILE"], "w", encoding="utf-8") as error_file:
         on_the_board = _watch is not None
-        json.dump({"message": sentence, "timestamp": int(time.time()), "on_the_board": on_the_board}, error_file)
+        json.dump({"message": sentence, "timestamp": time.time(), "on_the_board": on_the_board}, error_file)
+    if _watch is not None:
+        _watch.acknowledge()
     return True
 
 
@@ -232,12 +254,17 @@ class _Watch:
         finally:
             self._since = None
 
-    def post(self, sentence: str) -> bool:
-        """Writes an error message on the board if the board is empty; returns whether it was empty."""
+    def post(self, sentence: str) -> str:
+        """Writes an error message on the board if the board is empty; returns the message on the board."""
         set_failing()
         with contextlib.suppress(Exception), self._using:
-            return bool(self._store.compare_set(_FAILED, "", sentence).decode() == sentence)
-        return True
+            return str(self._store.compare_set(_FAILED, "", sentence).decode())
+        return sentence
+
+    def acknowledge(self) -> None:
+        """Tells the first machine's launcher that the launcher of this rank's machine has the error."""
+        with contextlib.suppress(Exception):  # the store may be gone
+            self._write(f"{_REPORTED}/{os.environ['GROUP_RANK']}", "")
 
     def failed_elsewhere(self, seconds: float) -> str | None:
         """Waits up to `seconds` for an error of another rank on the board, which may have caused this rank's error."""
@@ -246,7 +273,7 @@ class _Watch:
             try:
                 failed = self._read(_FAILED)
             except Exception:  # the store may raise any error after its machine is gone
-                return _GONE
+                return GONE
             if failed is not None:
                 return failed
             time.sleep(_LOOK_SECONDS)
@@ -272,7 +299,7 @@ class _Watch:
                 answered = time.monotonic()
             except Exception:
                 if time.monotonic() - answered > _LOST_SECONDS:
-                    self._end(_GONE)
+                    self._end(GONE)
                 continue
             if failed is not None and not _failing:
                 self._end(failed)
@@ -285,10 +312,8 @@ class _Watch:
                     f"Ranks waited {self._wait_seconds:.0f} s for {' and '.join(late)}, which did not come: look at "
                     f"what delays it, or set {WAIT_SECONDS} to more seconds."
                 )
-                self.post(sentence)
+                sentence = self.post(sentence)
                 time.sleep(_READ_SECONDS)
-                with contextlib.suppress(Exception):  # the store may have ended with its launcher
-                    sentence = self._read(_FAILED) or sentence
                 self._end(sentence)
 
     def end(self) -> None:

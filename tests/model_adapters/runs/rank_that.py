@@ -1,6 +1,7 @@
 """Runs the command `sbeval` with one rank that fails, hangs or dies when it scores requests.
 
-Or the rank runs out of memory while it gathers keys.
+Or the rank runs out of memory while it gathers keys. Ranks in RANKS_THAT_READ_LATE, such as "2 3", take seconds longer
+to read the error of another rank.
 
 python -m rank_that ARGUMENT..., with RANK_THAT="3 fails" in the environment.
 """
@@ -15,6 +16,7 @@ import torch
 from sbeval.attention.context_parallel import ContextParallel
 from sbeval.errors import UserError
 from sbeval.model_adapters.lm import StickBreakingLM
+from sbeval.processes import ranks
 
 SENTENCE = "Expected a test to go well, found one that does not."
 
@@ -22,7 +24,6 @@ SENTENCE = "Expected a test to go well, found one that does not."
 def scores(self: StickBreakingLM, requests: Any, **options: Any) -> Any:
     rank, does = os.environ["RANK_THAT"].split()
     if self.rank == int(rank):
-        os.write(2, f"\nat {time.time()}\n".encode())  # at once: other processes write there too
         if does == "fails":
             raise UserError(SENTENCE)
         if does == "dies":
@@ -34,12 +35,19 @@ def scores(self: StickBreakingLM, requests: Any, **options: Any) -> Any:
 def gathers(self: ContextParallel, *arguments: Any) -> Any:
     rank, does = os.environ["RANK_THAT"].split(maxsplit=1)
     if self.rank == int(rank) and does == "runs out":
-        os.write(2, f"\nat {time.time()}\n".encode())  # at once: other processes write there too
         raise torch.OutOfMemoryError
     return gather(self, *arguments)
 
 
+def reads_late(self: ranks._Watch, key: str) -> str | None:
+    if os.environ["RANK"] in os.environ.get("RANKS_THAT_READ_LATE", "").split():
+        time.sleep(2.5)  # longer than the failed rank waits for others
+    return read(self, key)
+
+
 if __name__ == "__main__":
+    read = ranks._Watch._read
+    ranks._Watch._read = reads_late  # type: ignore[method-assign]
     gather = ContextParallel.gather
     ContextParallel.gather = gathers  # type: ignore[method-assign]
     whole = StickBreakingLM.token_logprobs
