@@ -138,7 +138,7 @@ def lines_of_watch(tmp_path: Path) -> Iterator[Callable[[str], None]]:
         process = subprocess.Popen(words, stdout=file, stderr=subprocess.STDOUT, cwd=tmp_path)
 
     def wait_for(words: str) -> None:
-        end = time.monotonic() + 60
+        end = time.monotonic() + 300
         while words not in log.read_text():
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < end, log.read_text()

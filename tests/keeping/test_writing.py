@@ -25,7 +25,7 @@ how = whole_file(place, "x") if sys.argv[1] == "file" else written_beside(place)
 with how as part:
     (part if sys.argv[1] == "file" else part / "a").write_text("half")
     print("written", flush=True)
-    time.sleep(60)
+    time.sleep(600)
 """
 
 

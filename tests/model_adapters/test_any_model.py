@@ -212,7 +212,7 @@ def test_a_run_that_failed_goes_on_after_what_was_answered(server, metadata, tmp
         UserError, match=rf"HTTPError \(500.*: 6 of {planned} answers are kept by --use_cache; the same"
     ):
         numbers(over(server), tasks, metadata, folder, use_cache=str(tmp_path / "answers"))
-    found = numbers(over(server, timeout=9), tasks, metadata, folder, use_cache=str(tmp_path / "answers"))
+    found = numbers(over(server, timeout=900), tasks, metadata, folder, use_cache=str(tmp_path / "answers"))
     assert len(server.asked) == planned + 1
     assert not [*differing(found, expected)]
     numbers(over(server, model="another"), tasks, metadata, folder, use_cache=str(tmp_path / "answers"))

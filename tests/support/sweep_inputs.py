@@ -54,7 +54,7 @@ def lines(file: Path) -> list[str]:
 
 def wait_for(file: Path, count: int = 0) -> None:
     """Waits until a file exists and has so many lines."""
-    last = time.monotonic() + 90
+    last = time.monotonic() + 300
     while not file.exists() or len(lines(file)) < count:
         assert time.monotonic() < last, f"{file} has {len(lines(file))} lines"
         time.sleep(0.02)

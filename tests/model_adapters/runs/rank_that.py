@@ -21,7 +21,12 @@ from sbeval.processes import ranks
 SENTENCE = "Expected a test to go well, found one that does not."
 
 
+scoring = False
+
+
 def scores(self: StickBreakingLM, requests: Any, **options: Any) -> Any:
+    global scoring
+    scoring = True
     rank, does = os.environ["RANK_THAT"].split()
     if self.rank == int(rank):
         if does == "fails":
@@ -45,7 +50,14 @@ def reads_late(self: ranks._Watch, key: str) -> str | None:
     return read(self, key)
 
 
+def late_in_scoring(self: ranks._Watch, step: int) -> list[str]:
+    """Names no rank before scoring, where either rank may be the slower one to load the model."""
+    return late(self, step) if scoring else []
+
+
 if __name__ == "__main__":
+    late = ranks._Watch._late
+    ranks._Watch._late = late_in_scoring  # type: ignore[method-assign]
     read = ranks._Watch._read
     ranks._Watch._read = reads_late  # type: ignore[method-assign]
     gather = ContextParallel.gather
