@@ -38,7 +38,7 @@ _NETWORK_PACKAGES = ("socket", "urllib", "httpx", "httpcore", "requests", "urlli
 def reporting_errors() -> Iterator[None]:
     """Runs the body of a command: prints errors as one sentence on standard error and sets the exit code.
 
-    An exception that comes from a bug of this package is raised again, with its traceback.
+    An exception that comes from a bug of this package is raised again, with its traceback; a rank prints the traceback.
 
     Raises:
         SystemExit: with code 1 and a printed sentence for an error of the user, a disk, a path, the network or memory;
@@ -59,10 +59,14 @@ def reporting_errors() -> Iterator[None]:
         except Exception as error:
             sentence = _sentence(error)
             if not ranks.report_failure(error, sentence):
-                if sentence is None:
+                if sentence is not None:
+                    print(sentence, file=sys.stderr)
+                elif ranks.several():  # printed before the wait, in which the launcher may end this process
+                    _show_traceback(type(error), error, error.__traceback__)
+                else:
                     sys.excepthook = _show_traceback
                     raise
-                print(sentence, file=sys.stderr)
+            ranks.wait_for_readers()
             raise SystemExit(1) from None
     except BrokenPipeError:
         raise SystemExit(1) from None

@@ -23,7 +23,8 @@ def launch(arguments: Sequence[str]) -> None:
     """Starts several processes. `arguments` are options of `accelerate launch`, a command, and the command's options.
 
     Raises:
-        UserError: the error of the first process that failed, or how it ended.
+        SystemExit: a process failed. The error of the first one, or how it ended, is printed.
+        UserError: the processes cannot be started with these options.
         EndedBySignal: a signal asked this process to end.
     """
     parser = launch_command_parser()
@@ -36,12 +37,12 @@ def launch(arguments: Sequence[str]) -> None:
         launch_command(chosen)
     except ChildFailedError as error:
         why, on_the_board = _why(error.failures)
-        print(file=sys.stderr)  # ends the line of an interrupted progress bar
+        print(f"\n{UserError(why)}", file=sys.stderr)  # the empty line ends one of an interrupted progress bar
         machine, machines = chosen.machine_rank or 0, chosen.num_machines or 1
-        if machines > 1 and (machine == 0 or not on_the_board):
+        if machines > 1 and why != GONE and (machine == 0 or not on_the_board):
             store = (chosen.main_process_ip, int(chosen.main_process_port))
             notify_machines(*store, why, machine=machine, machines=machines)
-        raise UserError(why) from None
+        raise SystemExit(1) from None
     except SignalException as error:
         raise EndedBySignal(error.sigval) from None
     except subprocess.CalledProcessError as error:

@@ -37,8 +37,11 @@ _LOST_SECONDS = 10.0
 _TO_END_SECONDS = 5.0
 _ENDS_WELL = 0
 _FAILED = "sbeval/failed"
-# with the number of a machine: its launcher has the error
+# keys with the number of a machine: a rank there polls the board; that machine's launcher has the error
+_POLLS = "sbeval/polls"
 _REPORTED = "sbeval/reported"
+# with the number of a machine: how many of its ranks have ended well
+_ENDED = "sbeval/ended"
 GONE = "The launcher of the first machine does not answer any more: look at its last output."
 """The error of ranks that lost the store: another rank of their machine may know why."""
 _watch: "_Watch | None" = None
@@ -142,16 +145,22 @@ def report_failure(error: BaseException, sentence: str | None) -> bool:
         return False
     if _watch is None:
         return sentence is not None and _write_error_file(sentence)
-    message = f"{sentence or first_line(error)} ({_name()})"
-    first = None if isinstance(error, UserError) else _watch.failed_elsewhere(_TO_END_SECONDS)
-    first = first or _watch.post(message)
-    if first != message:
-        _report(first)
+    message = f"{sentence or f'{type(error).__name__}: {first_line(error)}'} ({_name()})"
+    elsewhere = None if isinstance(error, UserError) else _watch.failed_elsewhere(_TO_END_SECONDS)
+    if elsewhere is not None:
+        _report(elsewhere)
         return True
-    # written before the wait, in which the launcher may end this process because another rank has ended
-    reported = sentence is not None and _write_error_file(message)
-    time.sleep(_READ_SECONDS)
-    return reported
+    first = _watch.post(message)
+    if first != message:
+        _write_error_file(first)
+        return True
+    return sentence is not None and _write_error_file(message)
+
+
+def wait_for_readers() -> None:
+    """Waits until other ranks have read the error of this rank, which is on the board and was printed."""
+    if _watch is not None:
+        time.sleep(_READ_SECONDS)
 
 
 def launched() -> bool:
@@ -162,8 +171,8 @@ def launched() -> bool:
 def notify_machines(address: str, port: int, sentence: str, *, machine: int, machines: int) -> None:
     """Tells the other machines, from the launcher of one machine, that the ranks have failed.
 
-    The first machine's launcher has the store with the error: it waits until every machine has reported the error, but
-    not for a machine that does not answer.
+    The first machine's launcher has the store with the error. So it waits until the other launchers have the error,
+    10 s at most, and less where no rank of a machine polls the board.
 
     Args:
         address: address of the first machine.
@@ -176,9 +185,12 @@ def notify_machines(address: str, port: int, sentence: str, *, machine: int, mac
         store = _board(address, port, _TO_END_SECONDS)
         store.compare_set(_FAILED, "", sentence)
         store.set(f"{_REPORTED}/{machine}", "")
-        last = time.monotonic() + _LOST_SECONDS
-        while machine == 0 and time.monotonic() < last:
-            if store.check([f"{_REPORTED}/{other}" for other in range(machines)]):
+        began = time.monotonic()
+        while machine == 0 and (waited := time.monotonic() - began) < _LOST_SECONDS:
+            without = [other for other in range(machines) if not store.check([f"{_REPORTED}/{other}"])]
+            if waited > _READ_SECONDS:
+                without = [other for other in without if store.check([f"{_POLLS}/{other}"])]
+            if not without:
                 break
             time.sleep(_LOOK_SECONDS / 10)
 
@@ -210,12 +222,21 @@ def _report(sentence: str) -> None:
 
 
 def _write_error_file(sentence: str) -> bool:
-    """Writes an error to the launcher's error file; returns False if `sbeval launch` did not start this process."""
+    """Writes an error to the launcher's error file.
+
+    Returns:
+        Whether the file was written: not if `sbeval launch` did not start this process, or the disk is full.
+    """
     if not launched():
         return False
-    with open(os.environ["TORCHELASTIC_ERROR_FILE"], "w", encoding="utf-8") as error_file:
-        on_the_board = _watch is not None
-        json.dump({"message": sentence, "timestamp": time.time(), "on_the_board": on_the_board}, error_file)
+    path = os.environ["TORCHELASTIC_ERROR_FILE"]
+    content = {"message": sentence, "timestamp": time.time(), "on_the_board": _watch is not None}
+    try:
+        with open(f"{path}.part", "w", encoding="utf-8") as error_file:
+            json.dump(content, error_file)
+        os.replace(f"{path}.part", path)  # the launcher cannot read half a file
+    except OSError:
+        return False
     if _watch is not None:
         _watch.acknowledge()
     return True
@@ -229,7 +250,10 @@ class _Watch:
     """The thread that polls the board, and this rank's store entries: its name, and its number of waits so far."""
 
     def __init__(self) -> None:
-        self._store = _board(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), _LOST_SECONDS)
+        try:
+            self._store = _board(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), _LOST_SECONDS)
+        except RuntimeError as error:  # the class of torch's errors of the network
+            raise UserError(GONE) from error
         self._using = threading.Lock()
         self._rank, self._count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self._step = 0
@@ -241,7 +265,10 @@ class _Watch:
             # Python's signal handlers do not run while the main thread waits in a collective, but even then the
             # signal's number is written to this descriptor
             signal.set_wakeup_fd(self._wakes, warn_on_full_buffer=False)
+        self._machine = os.environ.get("GROUP_RANK", "0")
+        self._ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", self._count))
         self._write(f"sbeval/name/{self._rank}", _name())
+        self._write(f"{_POLLS}/{self._machine}", "")
         self._looks = threading.Thread(target=self._look, daemon=True)
         self._looks.start()
 
@@ -263,8 +290,10 @@ class _Watch:
 
     def acknowledge(self) -> None:
         """Tells the first machine's launcher that the launcher of this rank's machine has the error."""
-        with contextlib.suppress(Exception):  # the store may be gone
-            self._write(f"{_REPORTED}/{os.environ['GROUP_RANK']}", "")
+        if self._using.acquire(timeout=_LOOK_SECONDS):  # another thread may wait for a store that does not answer
+            with contextlib.suppress(Exception):  # the store may be gone
+                self._store.set(f"{_REPORTED}/{self._machine}", "")
+            self._using.release()
 
     def failed_elsewhere(self, seconds: float) -> str | None:
         """Waits up to `seconds` for an error of another rank on the board, which may have caused this rank's error."""
@@ -290,6 +319,8 @@ class _Watch:
                 os._exit(128 + signal.SIGTERM)
             if _ENDS_WELL in numbers:
                 return
+            if _failing:  # the main thread ends this process
+                continue
             try:
                 failed = self._read(_FAILED)
                 step, since = self._step, self._since
@@ -301,7 +332,7 @@ class _Watch:
                 if time.monotonic() - answered > _LOST_SECONDS:
                     self._end(GONE)
                 continue
-            if failed is not None and not _failing:
+            if failed is not None:
                 self._end(failed)
             late: list[str] = []
             if since is not None and time.monotonic() - since > self._wait_seconds:
@@ -317,9 +348,12 @@ class _Watch:
                 self._end(sentence)
 
     def end(self) -> None:
-        """Ends the polling thread."""
+        """Ends the polling thread. After the last rank of a machine, an error need not be reported there any more."""
         os.write(self._wakes, bytes([_ENDS_WELL]))
         self._looks.join(_LOST_SECONDS)
+        with contextlib.suppress(Exception):  # the store may be gone
+            if not _failing and self._store.add(f"{_ENDED}/{self._machine}", 1) == self._ranks_here:
+                self._store.set(f"{_REPORTED}/{self._machine}", "")
 
     def _late(self, step: int) -> list[str]:
         """Returns the names of the ranks that have not reached the wait with this number."""
@@ -327,9 +361,10 @@ class _Watch:
         return [self._read(f"sbeval/name/{rank}") or f"rank {rank}" for rank in late]
 
     def _end(self, sentence: str) -> None:
-        """Ends this process at once, whatever it is doing, after reporting the error."""
+        """Ends this process, whatever it is doing, after reporting the error."""
         with contextlib.suppress(OSError):
             _report(sentence)
+        time.sleep(_LOOK_SECONDS)  # the failed rank prints its error before the launcher ends it because this one ends
         os._exit(1)
 
     def _read(self, key: str) -> str | None:

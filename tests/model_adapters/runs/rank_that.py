@@ -1,7 +1,7 @@
 """Runs the command `sbeval` with one rank that fails, hangs or dies when it scores requests.
 
-Or the rank runs out of memory while it gathers keys. Ranks in RANKS_THAT_READ_LATE, such as "2 3", take seconds longer
-to read the error of another rank.
+Or every rank fails with an error of the package, or one runs out of memory while it gathers keys. Ranks in
+RANKS_THAT_READ_LATE, such as "2 3", take seconds longer to read the error of another rank.
 
 python -m rank_that ARGUMENT..., with RANK_THAT="3 fails" in the environment.
 """
@@ -28,7 +28,9 @@ def scores(self: StickBreakingLM, requests: Any, **options: Any) -> Any:
     global scoring
     scoring = True
     rank, does = os.environ["RANK_THAT"].split()
-    if self.rank == int(rank):
+    if rank in (str(self.rank), "any"):
+        if does == "raises":
+            raise KeyError("of the package")
         if does == "fails":
             raise UserError(SENTENCE)
         if does == "dies":
