@@ -4,7 +4,8 @@ The self-test's text is short, and its batches are small. So the first batch of 
 more rows than any batch before it, is checked:
 
 - Rows of the batch: the first, the last and two between them, at every scored position, must have the scores that they
-  have in a batch of one.
+  have in a batch of one. Only the last row is checked of a batch with less than twice the rows of one that was checked
+  so.
 - The short texts of the self-test, in a batch with as many rows, must have those scores, too. This check is repeated
   if a batch has more rows than all batches before.
 - The longest text is read with another last token, and with another second half: scores of earlier tokens must stay.
@@ -83,6 +84,7 @@ class RealBatches:
         self.outcome = outcome
         self._opened, self._text = opened, text
         self._rows: dict[tuple[str, int], int] = {}
+        self._rows_of_picks: dict[tuple[str, int], int] = {}
         self._lengths: set[int] = set()
         self._short_rows = {False: ROWS, True: ROWS}
         self._before: Scores | None = None
@@ -136,7 +138,7 @@ class RealBatches:
         """
         length = len(batch[0].inputs_L)
         key = (kind, length.bit_length())
-        rows = _picked(len(batch)) if key not in self._rows else [len(batch) - 1]
+        rows = self._to_check(key, len(batch))
         try:
             wrong = self._wrong_rows(kind, batch, scores, rows, score) or self._wrong_short_rows(
                 kind, len(batch), score
@@ -268,7 +270,7 @@ class RealBatches:
         """
         rows, padded = len(batch), len({len(prompt) for prompt, _ in batch}) > 1
         key = (_generated(padded), length.bit_length())
-        picked = _picked(rows) if key not in self._rows else [rows - 1]
+        picked = self._to_check(key, rows)
         self._rows[key] = rows
         doubt = max((self._doubt(*batch[row], not_early, fewest) for row in picked), default=0.0)
         if doubt == 0:
@@ -348,6 +350,13 @@ class RealBatches:
             free_memory()
         return 0.0
 
+    def _to_check(self, key: tuple[str, int], rows: int) -> list[int]:
+        """Returns the rows to check of a batch with more rows than any before it of the same kind and length."""
+        if rows < 2 * self._rows_of_picks.get(key, 0):
+            return [rows - 1]
+        self._rows_of_picks[key] = rows
+        return sorted({0, rows // 3, (2 * rows) // 3, rows - 1})
+
     def _note(self, name: str, difference: Apart | None, rows: int, length: int) -> None:
         """Records in the outcome the most rows, the longest text and the largest difference of passed checks."""
         if name in self.outcome.failed:
@@ -368,11 +377,6 @@ class RealBatches:
     def _refuse(self, name: str, difference: Apart, where: str) -> None:
         self._narrow(name, _nats(difference, where), scoring=names.REFUSED)
         self.outcome.check("scoring")
-
-
-def _picked(rows: int) -> list[int]:
-    """Returns the indices of the rows to check: the first, the last, and two between them."""
-    return sorted({0, rows // 3, (2 * rows) // 3, rows - 1})
 
 
 def _whole(text: TargetSequence) -> TargetSequence:

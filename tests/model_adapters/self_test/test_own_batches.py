@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from sbeval.errors import UserError
@@ -50,6 +50,7 @@ def test_a_fault_that_the_run_s_own_texts_show_changes_no_number(name, llama):
     every=st.integers(1, 3),
     last=st.booleans(),
 )
+@example(fewest_rows=2, longer_than=40, every=2, last=False)  # these batches of two rows follow some of one row
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_rows_are_wrong_from_some_number_on_scores_are_those_of_texts_alone(
     llama, expected, tmp_path_factory, monkeypatch, fewest_rows, longer_than, every, last
