@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import softplus
@@ -219,13 +219,15 @@ def test_backward_keeps_the_weights_of_no_block(monkeypatch: pytest.MonkeyPatch)
     share=st.floats(0.001, 1.0),
     elements=st.sampled_from([1, 3000, 1 << 17, 1 << 24]),
     copied=st.sampled_from([0, 16]),
+    batched=st.booleans(),
 )
+@example(queries=682, older=1, share=0.375, elements=1 << 17, copied=0, batched=True)
 def test_blocks_cover_each_query_once_and_windows_save_logits(
-    queries: int, older: int, share: float, elements: int, copied: int
+    queries: int, older: int, share: float, elements: int, copied: int, batched: bool
 ) -> None:
     keys = queries + older
     window = max(1, round(share * keys))
-    made = blocks._blocks(queries, keys, window, elements, batched=True, copied_elements=copied)
+    made = blocks._blocks(queries, keys, window, elements, batched=batched, copied_elements=copied)
     ends = [max(0, block.first_query) for block in made] + [queries]
     assert ends[0] == 0
     assert ends[1:] == [block.end_query for block in made]

@@ -205,18 +205,22 @@ def _blocks(
     """Returns blocks with at most `elements` logits for each head, or one row if a row has more.
 
     Without a window a block is one chunk. With a window a chunk has about as many rows as the window has keys, and the
-    chunks of a block are one batched matmul, unless single chunks with more rows need fewer logits. `copied_elements`
+    chunks of a block are one batched matmul, unless single chunks or blocks without a window need fewer logits.
+    `copied_elements`
     are counted for each row and each column of a batched chunk, since the matmul copies its queries, keys and values.
     """
+    without_window = _equal_blocks(queries, keys, keys, rows_of_a_block(queries, keys, keys, elements), 1)
+    if window == keys:
+        return without_window
     rows = rows_of_a_block(queries, keys, window, elements)
     single = _equal_blocks(queries, keys, window, rows, 1)
-    if not batched or window == keys:
-        return single
+    if not batched:
+        return min(single, without_window, key=_logits)
     rows = min(rows, max(window, SHORTEST_CHUNK))
     columns = rows + window - 1
     chunk_elements = rows * columns + copied_elements * (rows + columns)
     chunks = _equal_blocks(queries, keys, window, rows, max(1, elements // chunk_elements))
-    return min(chunks, single, key=_logits)
+    return min(chunks, single, without_window, key=_logits)
 
 
 def _logits(blocks: list[_Block]) -> int:
