@@ -4,8 +4,8 @@ The self-test's text is short, and its batches are small. So the first batch of 
 more rows than any batch before it, is checked:
 
 - Rows of the batch: the first, the last and two between them, at every scored position, must have the scores that they
-  have in a batch of one. Only the last row is checked of a batch with less than twice the rows of one that was checked
-  so.
+  have in a batch of one. Only the last row is checked if an earlier batch with more than half as many rows had four
+  rows checked.
 - The short texts of the self-test, in a batch with as many rows, must have those scores, too. This check is repeated
   if a batch has more rows than all batches before.
 - The longest text is read with another last token, and with another second half: scores of earlier tokens must stay.
