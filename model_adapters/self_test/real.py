@@ -84,7 +84,7 @@ class RealBatches:
         self.outcome = outcome
         self._opened, self._text = opened, text
         self._rows: dict[tuple[str, int], int] = {}
-        self._rows_of_picks: dict[tuple[str, int], int] = {}
+        self._rows_when_four_checked: dict[tuple[str, int], int] = {}
         self._lengths: set[int] = set()
         self._short_rows = {False: ROWS, True: ROWS}
         self._before: Scores | None = None
@@ -351,10 +351,14 @@ class RealBatches:
         return 0.0
 
     def _to_check(self, key: tuple[str, int], rows: int) -> list[int]:
-        """Returns the rows to check of a batch with more rows than any before it of the same kind and length."""
-        if rows < 2 * self._rows_of_picks.get(key, 0):
+        """Returns the indices of the rows to check in a batch with more rows than any before it of its kind and length.
+
+        Four rows are checked if the batch has at least twice the rows of the last batch with four checked rows.
+        Otherwise the last row is checked.
+        """
+        if rows < 2 * self._rows_when_four_checked.get(key, 0):
             return [rows - 1]
-        self._rows_of_picks[key] = rows
+        self._rows_when_four_checked[key] = rows
         return sorted({0, rows // 3, (2 * rows) // 3, rows - 1})
 
     def _note(self, name: str, difference: Apart | None, rows: int, length: int) -> None:

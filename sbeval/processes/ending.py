@@ -38,7 +38,8 @@ _NETWORK_PACKAGES = ("socket", "urllib", "httpx", "httpcore", "requests", "urlli
 def reporting_errors() -> Iterator[None]:
     """Runs the body of a command: prints errors as one sentence on standard error and sets the exit code.
 
-    An exception that comes from a bug of this package is raised again, with its traceback; a rank prints the traceback.
+    An exception that comes from a bug of this package is raised again, with its traceback. One of several ranks prints
+    the traceback and exits with code 1.
 
     Raises:
         SystemExit: with code 1 and a printed sentence for an error of the user, a disk, a path, the network or memory;
@@ -61,7 +62,8 @@ def reporting_errors() -> Iterator[None]:
             if not ranks.report_failure(error, sentence):
                 if sentence is not None:
                     print(sentence, file=sys.stderr)
-                elif ranks.several():  # printed before the wait, in which the launcher may end this process
+                elif ranks.several() and not isinstance(error, BrokenPipeError):
+                    # printed before the wait, in which the launcher may end this process
                     _show_traceback(type(error), error, error.__traceback__)
                 else:
                     sys.excepthook = _show_traceback

@@ -37,7 +37,7 @@ def launch(arguments: Sequence[str]) -> None:
         launch_command(chosen)
     except ChildFailedError as error:
         why, on_the_board = _why(error.failures)
-        print(f"\n{UserError(why)}", file=sys.stderr)  # the empty line ends one of an interrupted progress bar
+        print(f"\n{UserError(why)}", file=sys.stderr)  # the line break ends an interrupted progress bar
         machine, machines = chosen.machine_rank or 0, chosen.num_machines or 1
         if machines > 1 and why != GONE and (machine == 0 or not on_the_board):
             store = (chosen.main_process_ip, int(chosen.main_process_port))

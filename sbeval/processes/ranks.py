@@ -37,10 +37,12 @@ _LOST_SECONDS = 10.0
 _TO_END_SECONDS = 5.0
 _ENDS_WELL = 0
 _FAILED = "sbeval/failed"
-# keys with the number of a machine: a rank there polls the board; that machine's launcher has the error
+# prefixes of keys that end in the number of a machine:
+# a rank of the machine polls the board
 _POLLS = "sbeval/polls"
+# the launcher of the machine has the error
 _REPORTED = "sbeval/reported"
-# with the number of a machine: how many of its ranks have ended well
+# the number of the machine's ranks that have ended well
 _ENDED = "sbeval/ended"
 GONE = "The launcher of the first machine does not answer any more: look at its last output."
 """The error of ranks that lost the store: another rank of their machine may know why."""
@@ -154,7 +156,7 @@ def report_failure(error: BaseException, sentence: str | None) -> bool:
     if first != message:
         _write_error_file(first)
         return True
-    return sentence is not None and _write_error_file(message)
+    return _write_error_file(message) and sentence is not None  # the traceback of a bug is printed here
 
 
 def wait_for_readers() -> None:
@@ -171,8 +173,8 @@ def launched() -> bool:
 def notify_machines(address: str, port: int, sentence: str, *, machine: int, machines: int) -> None:
     """Tells the other machines, from the launcher of one machine, that the ranks have failed.
 
-    The first machine's launcher has the store with the error. So it waits until the other launchers have the error,
-    10 s at most, and less where no rank of a machine polls the board.
+    The first machine's launcher has the store with the error. So it waits until the other launchers have the error. It
+    waits 10 s at most, and 1.5 s for a machine without a rank that polls the board.
 
     Args:
         address: address of the first machine.
@@ -187,10 +189,10 @@ def notify_machines(address: str, port: int, sentence: str, *, machine: int, mac
         store.set(f"{_REPORTED}/{machine}", "")
         began = time.monotonic()
         while machine == 0 and (waited := time.monotonic() - began) < _LOST_SECONDS:
-            without = [other for other in range(machines) if not store.check([f"{_REPORTED}/{other}"])]
+            unreported = [other for other in range(machines) if not store.check([f"{_REPORTED}/{other}"])]
             if waited > _READ_SECONDS:
-                without = [other for other in without if store.check([f"{_POLLS}/{other}"])]
-            if not without:
+                unreported = [other for other in unreported if store.check([f"{_POLLS}/{other}"])]
+            if not unreported:
                 break
             time.sleep(_LOOK_SECONDS / 10)
 
@@ -231,10 +233,11 @@ def _write_error_file(sentence: str) -> bool:
         return False
     path = os.environ["TORCHELASTIC_ERROR_FILE"]
     content = {"message": sentence, "timestamp": time.time(), "on_the_board": _watch is not None}
+    part = f"{path}.{threading.get_ident()}"  # the main thread and the polling thread may both report an error
     try:
-        with open(f"{path}.part", "w", encoding="utf-8") as error_file:
+        with open(part, "w", encoding="utf-8") as error_file:
             json.dump(content, error_file)
-        os.replace(f"{path}.part", path)  # the launcher cannot read half a file
+        os.replace(part, path)  # the launcher cannot read half a file
     except OSError:
         return False
     if _watch is not None:
@@ -318,6 +321,7 @@ class _Watch:
                 time.sleep(_TO_END_SECONDS)
                 os._exit(128 + signal.SIGTERM)
             if _ENDS_WELL in numbers:
+                self._leave()  # in this thread, since a store that does not answer blocks it
                 return
             if _failing:  # the main thread ends this process
                 continue
@@ -348,10 +352,13 @@ class _Watch:
                 self._end(sentence)
 
     def end(self) -> None:
-        """Ends the polling thread. After the last rank of a machine, an error need not be reported there any more."""
+        """Ends the polling thread."""
         os.write(self._wakes, bytes([_ENDS_WELL]))
         self._looks.join(_LOST_SECONDS)
-        with contextlib.suppress(Exception):  # the store may be gone
+
+    def _leave(self) -> None:
+        """Counts this rank as ended well. After the last rank of a machine, no launcher waits for the machine."""
+        with contextlib.suppress(Exception), self._using:  # the store may be gone
             if not _failing and self._store.add(f"{_ENDED}/{self._machine}", 1) == self._ranks_here:
                 self._store.set(f"{_REPORTED}/{self._machine}", "")
 
@@ -364,7 +371,8 @@ class _Watch:
         """Ends this process, whatever it is doing, after reporting the error."""
         with contextlib.suppress(OSError):
             _report(sentence)
-        time.sleep(_LOOK_SECONDS)  # the failed rank prints its error before the launcher ends it because this one ends
+        # when this rank ends, the launcher ends the failed rank, which may still print its error
+        time.sleep(_LOOK_SECONDS)
         os._exit(1)
 
     def _read(self, key: str) -> str | None:

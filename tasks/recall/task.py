@@ -130,11 +130,10 @@ class RecallTask(BaseTask):
         for _, doc in selected:
             index = int(doc["index"])
             by_condition = [self.make_sequences(index, condition) for condition in self.all_conditions]
-            counts = [[_as_document(probe.answer_tokens) for probe in probes] for probes in by_condition]
-            rows[index] = {"index": index, "answer_tokens": counts}
-            probes = [probe for probes in by_condition for probe in probes]
-            sequences += [probe.sequence for probe in probes]
-            answer_tokens += [probe.answer_tokens.tolist() for probe in probes]
+            tokens = [[probe.answer_tokens.tolist() for probe in probes] for probes in by_condition]
+            rows[index] = {"index": index, "answer_tokens": tokens}
+            sequences += [probe.sequence for probes in by_condition for probe in probes]
+            answer_tokens += itertools.chain.from_iterable(tokens)
         documents = self.keep_samples(selected, rows, range(self.options.num_samples))
         self._instances = self.target_requests(documents, sequences, answer_tokens)
 
@@ -142,11 +141,8 @@ class RecallTask(BaseTask):
         """Scores one sample in every condition."""
         scores: dict[str, float] = {}
         remaining = iter(results)
-        for condition, counts in zip(self.all_conditions, doc["answer_tokens"], strict=True):
-            answers = [
-                split_answers(result, tokens_of_answers(count, result), null=self.records_null)
-                for count, result in zip(counts, itertools.islice(remaining, len(counts)), strict=True)
-            ]
+        for condition, tokens in zip(self.all_conditions, doc["answer_tokens"], strict=True):
+            answers = [split_answers(next(remaining), np.asarray(counts), null=self.records_null) for counts in tokens]
             scores |= {condition.key(metric): value for metric, value in self.score(condition, answers).items()}
         return scores
 
@@ -281,19 +277,6 @@ class TextRecallTask(TokenizedRecallTask):
         positions = np.array(places, dtype=np.int64)
         sequence = TargetSequence(tokens[:length], positions, tokens[positions + 1])
         return ProbeSequence(sequence, np.array(counts, dtype=np.int64))
-
-
-def _as_document(answer_tokens: NDArray[np.int64]) -> list[int]:
-    """Returns the tokens of each answer as a document holds them: a single number if all answers have equally many."""
-    counts: list[int] = answer_tokens.tolist()
-    return counts[:1] if len(set(counts)) == 1 else counts
-
-
-def tokens_of_answers(in_document: list[int], result: TargetLogprobs) -> NDArray[np.int64]:
-    """Returns the number of tokens of each answer of a sequence, int64 [answers], from its entry in the document."""
-    if len(in_document) == 1:
-        in_document = in_document * (len(result.logprobs) // in_document[0])
-    return np.array(in_document, dtype=np.int64)
 
 
 def split_answers(result: TargetLogprobs, answer_tokens: NDArray[np.int64], *, null: bool = False) -> Scored:

@@ -170,7 +170,9 @@ def test_a_mistake_of_the_package_keeps_its_traceback() -> None:
 
 
 @pytest.mark.parametrize("body", ["print('x' * 10**6)", "print('x')", "time.sleep(0.5); print('x', flush=True)"])
-def test_a_closed_pipe_is_silent(body: str) -> None:
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_closed_pipe_is_silent(body: str, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", str(ranks))
     process = started(body)
     process.stdout.close()
     assert process.stderr.read() == b"cleaned up\n"

@@ -206,8 +206,8 @@ def _blocks(
 
     Without a window a block is one chunk. With a window a chunk has about as many rows as the window has keys, and the
     chunks of a block are one batched matmul, unless single chunks or blocks without a window need fewer logits.
-    `copied_elements`
-    are counted for each row and each column of a batched chunk, since the matmul copies its queries, keys and values.
+    `copied_elements` are counted for each row and each column of a batched chunk, since the matmul copies its queries,
+    keys and values.
     """
     without_window = _equal_blocks(queries, keys, keys, rows_of_a_block(queries, keys, keys, elements), 1)
     if window == keys:

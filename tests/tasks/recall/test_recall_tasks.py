@@ -14,7 +14,6 @@ from sbeval.errors import UserError
 from sbeval.results.records import TaskRecord
 from sbeval.scoring.requests import TargetLogprobs, TargetSequence, resolve_sequence
 from sbeval.tasks.recall.options import FlipFlopOptions
-from sbeval.tasks.recall.task import tokens_of_answers
 from tests.marks import exhaustive
 
 
@@ -30,21 +29,6 @@ def decoded(task: Any, tokens: Any) -> str:
     return text.replace(" \u2424 ", "\n").replace("\u2424", "\n")
 
 
-def counts_of(in_document: list[int], sequence: TargetSequence) -> Any:
-    targets = np.zeros(len(sequence.targets_T), np.float32)
-    return tokens_of_answers(in_document, TargetLogprobs(targets, targets > 0))
-
-
-def test_documents_hold_one_number_for_answers_of_equally_many_tokens(folder):
-    """A long flip-flop has thousands of answers of one token each."""
-    task = load_task("sb_mqrar", {"context_lengths": [64], "pairs": [4], "vocabulary": 64, "num_samples": 1})
-    sequence, replaced = sequences(task)
-    assert task.eval_docs[0]["answer_tokens"] == [[[1], [1]]]
-    for text in (sequence, replaced):
-        assert counts_of([1], text).tolist() == [1] * len(text.targets_T)
-    assert counts_of([2, len(sequence.targets_T) - 2], sequence).tolist() == [2, len(sequence.targets_T) - 2]
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("n_back", [1, 3])
 def test_text_mqrar_asks_for_the_number_n_assignments_ago(folder, kind, n_back):
@@ -53,7 +37,7 @@ def test_text_mqrar_asks_for_the_number_n_assignments_ago(folder, kind, n_back):
     found = sequences(task)
     for number, (sequence, replaced) in enumerate(zip(found[0::2], found[1::2], strict=True)):
         assert len(sequence.inputs_L) == [500, 500, 900, 900][number % 4]
-        counts = counts_of(task.eval_docs[number // 4]["answer_tokens"][number % 4][0], sequence)
+        counts = task.eval_docs[number // 4]["answer_tokens"][number % 4][0]
         for answer, name, before in answers_of_text(task, sequence, counts):
             assert answer == re.findall(rf"(?:^|\n) ?{name} = (\d{{4}})\n", before)[-n_back]
         asked = min(len(re.findall(r"# ?\d{4}", decoded(task, one.inputs_L))) for one in (sequence, replaced))
@@ -66,10 +50,7 @@ def test_text_mqrar_asks_the_same_with_other_numbers_assigned(folder, kind):
     found = sequences(task)
     for number, (shown, replaced) in enumerate(zip(found[0::2], found[1::2], strict=True)):
         counts = task.eval_docs[number]["answer_tokens"][0]
-        pairs = [
-            answers_of_text(task, text, counts_of(count, text))
-            for text, count in zip((shown, replaced), counts, strict=True)
-        ]
+        pairs = [answers_of_text(task, one, own) for one, own in zip((shown, replaced), counts, strict=True)]
         assert len(pairs[0]) >= 3
         for (answer, name, before), (same_answer, same_name, other_before) in zip(*pairs, strict=True):
             assert (answer, name) == (same_answer, same_name)
@@ -78,7 +59,7 @@ def test_text_mqrar_asks_the_same_with_other_numbers_assigned(folder, kind):
             assert all(value != other_value for (_, value), (_, other_value) in zip(own, other, strict=True))
 
 
-def answers_of_text(task: Any, sequence: TargetSequence, counts: Any) -> list[tuple[str, str, str]]:
+def answers_of_text(task: Any, sequence: TargetSequence, counts: list[int]) -> list[tuple[str, str, str]]:
     """Returns each answer, the name it is asked for, and the text before it."""
     assert sum(counts) == len(sequence.targets_T)
     found = []
