@@ -17,8 +17,9 @@ LONGEST_SECONDS = 300
 
 
 @pytest.fixture
-def store() -> TCPStore:
-    """Returns the store of the first machine's launcher."""
+def store(monkeypatch: pytest.MonkeyPatch) -> TCPStore:
+    """Returns the store of the first machine's launcher, which waits longer for other machines than a test."""
+    monkeypatch.setattr(ranks, "_LOST_SECONDS", 2 * LONGEST_SECONDS)
     timeout = datetime.timedelta(seconds=LONGEST_SECONDS)
     return TCPStore(ADDRESS, 0, is_master=True, wait_for_workers=False, timeout=timeout)
 
@@ -31,42 +32,39 @@ def notify(store: TCPStore, sentence: str, *, machine: int = 0) -> Thread:
     return thread
 
 
+def poll(store: TCPStore) -> None:
+    """Records that ranks of all three machines poll the board."""
+    for machine in range(3):
+        store.set(f"{ranks._POLLS}/{machine}", "")
+
+
+def ends(launcher: Thread) -> bool:
+    launcher.join(LONGEST_SECONDS)
+    return not launcher.is_alive()
+
+
 def test_the_first_launcher_keeps_the_store_until_every_machine_that_polls_has_the_error(
     store: TCPStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ranks, "_LOST_SECONDS", 2 * LONGEST_SECONDS)
     monkeypatch.setattr(ranks, "_READ_SECONDS", 0.1)
-    for machine in range(3):
-        store.set(f"{ranks._POLLS}/{machine}", "")
+    poll(store)
     launcher = notify(store, "why")
     assert store.get(ranks._FAILED) == b"why"
     store.set(f"{ranks._REPORTED}/1", "")
     launcher.join(1)
     assert launcher.is_alive()
     store.set(f"{ranks._REPORTED}/2", "")
-    launcher.join(LONGEST_SECONDS)
-    assert not launcher.is_alive()
+    assert ends(launcher)
 
 
-def test_the_first_launcher_does_not_wait_long_for_a_machine_without_a_rank_that_polls(
-    store: TCPStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ranks, "_LOST_SECONDS", 2 * LONGEST_SECONDS)
-    launcher = notify(store, "why")
-    launcher.join(LONGEST_SECONDS)
-    assert not launcher.is_alive()
+def test_the_first_launcher_does_not_wait_long_for_a_machine_without_a_rank_that_polls(store: TCPStore) -> None:
+    assert ends(notify(store, "why"))
 
 
-def test_another_launcher_reports_its_error_without_waiting_and_keeps_an_earlier_one(
-    store: TCPStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ranks, "_LOST_SECONDS", 2 * LONGEST_SECONDS)
-    for machine in range(3):
-        store.set(f"{ranks._POLLS}/{machine}", "")
+def test_another_launcher_reports_its_error_without_waiting_and_keeps_an_earlier_one(store: TCPStore) -> None:
+    poll(store)
     store.set(ranks._FAILED, "earlier")
-    launcher = notify(store, "why", machine=1)
-    launcher.join(LONGEST_SECONDS)
-    assert not launcher.is_alive()
+    assert ends(notify(store, "why", machine=1))
     assert store.get(ranks._FAILED) == b"earlier"
     assert store.check([f"{ranks._REPORTED}/1"])
 
